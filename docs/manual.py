@@ -10,7 +10,7 @@ from click_man.core import write_man_pages
 
 from hpcpace import __version__
 from hpcpace.cli import COMMANDS, cli
-from hpcpace.cli.commands import EXAMPLES
+from hpcpace.cli.commands import examples
 
 
 def main(folder: Path) -> None:
@@ -22,9 +22,9 @@ def main(folder: Path) -> None:
         found.short_help = words
         cli.commands[name] = found
     write_man_pages("hpcpace", cli, version=__version__, target_dir=str(folder))
-    for path, examples in EXAMPLES.items():
+    for path, lines in examples().items():
         page = folder / f"{'-'.join(['hpcpace', *path.split()])}.1"
-        shown = "\n".join(line.replace("\\", r"\e").replace("-", r"\-") for line in examples)
+        shown = "\n".join(line.replace("\\", r"\e").replace("-", r"\-") for line in lines)
         with page.open("a", encoding="utf-8") as file:
             file.write(f"\n.SH EXAMPLES\n.nf\n{shown}\n.fi\n")
 

@@ -12,7 +12,9 @@ import os
 import resource
 import signal
 import sys
+import tomllib
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn
@@ -42,7 +44,7 @@ class Command(click.Command):
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write two examples, each in a line, to be copied."""
         with formatter.section("Examples"):
-            for example in EXAMPLES[ctx.command_path.partition(" ")[2]]:
+            for example in examples()[ctx.command_path.partition(" ")[2]]:
                 formatter.write(f"{'':{formatter.current_indent}}{example}\n")
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -145,151 +147,10 @@ class RankZeroCommand(Command):
             raise
 
 
-EXAMPLES: dict[str, tuple[str, str]] = {
-    "": ("hpcpace trace -- torchrun --nproc-per-node 8 train.py", "hpcpace report"),
-    "train": ("hpcpace train gpt2 --ranks 4 --report", "srun hpcpace train resnet18 --batch-size 256"),
-    "train gpt2": ("hpcpace train gpt2 --ranks 4 --mesh dp=2,pp=2 --report", "srun hpcpace train gpt2 --preset small"),
-    "train resnet18": (
-        "hpcpace train resnet18 --ranks 2 --report",
-        "mpiexec -n 4 hpcpace train resnet18 --data cifar-10/ --eval-every 100",
-    ),
-    "trace": (
-        "srun hpcpace trace -- train.py --epochs 3",
-        "hpcpace trace -- torchrun --nproc-per-node 8 train.py --epochs 3",
-    ),
-    "switch": ("hpcpace switch runs/1234-train off", "hpcpace switch runs/1234-train --steps 500:520"),
-    "watch": ("hpcpace watch runs/1234-train", "hpcpace watch runs/1234-train --once --json"),
-    "report": ("hpcpace report runs/1234-train", "hpcpace report runs/1234-train --steps 100:500 --json"),
-    "timeline": ("hpcpace timeline", "hpcpace timeline runs/1234-train --steps 100:105 --ranks 0-7"),
-    "export": (
-        "hpcpace export runs/1234-train -o data",
-        "hpcpace export runs/1234-train -o data --format csv --only steps --only parts",
-    ),
-    "plan": ("hpcpace plan runs/1234-train --nodes 2,4,8", "hpcpace plan --model gpt2-xl --machine a100 --nodes 1,8"),
-    "place": (
-        "hpcpace place runs/1234-train --topology topology.conf",
-        "hpcpace place runs/1234-train --output placement.txt",
-    ),
-    "hang": ("hpcpace hang runs/1234-train", "hpcpace hang dumps/ job.log --ras ncclras.txt"),
-    "compare": ("hpcpace compare runs/before runs/after", "hpcpace compare runs/a1 runs/a2 -- runs/b1 runs/b2"),
-    "scale": ("hpcpace scale runs/1-node runs/2-nodes runs/4-nodes", "hpcpace scale measured.csv"),
-    "history": ("hpcpace history", "hpcpace history runs --job train --runs 50"),
-    "list": ("hpcpace list", "hpcpace list /scratch/team/runs --json"),
-    "import": ("hpcpace import kineto profiles/", "hpcpace import nsys job.sqlite"),
-    "import kineto": ("hpcpace import kineto profiles/", "hpcpace import kineto rank0.json.gz rank1.json.gz"),
-    "import wia": ("hpcpace import wia trace.parquet", "hpcpace import wia job/ --run-dir runs/job"),
-    "import nsys": ("hpcpace import nsys job.sqlite", "hpcpace import nsys job.sqlite --run-dir runs/job"),
-    "import flight-recorder": (
-        "hpcpace import flight-recorder dumps/",
-        "hpcpace import flight-recorder dumps/ --timeline last.json",
-    ),
-    "dump": (
-        "hpcpace dump runs/1234-train/attempt-0/trace/rank-00003.h5",
-        "hpcpace dump runs/1234-train/attempt-0/trace/rank-00003.h5 --limit 20",
-    ),
-    "collect": (
-        "hpcpace collect runs/1234-train",
-        "srun --ntasks-per-node=1 hpcpace collect runs/1234-train",
-    ),
-    "pack": ("hpcpace pack runs/1234-train", "hpcpace pack runs/1234-train --keep"),
-    "probe": ("srun hpcpace probe --json before.json", "srun hpcpace probe --against before.json"),
-    "audit": ("hpcpace audit", "srun hpcpace audit --ignore S04"),
-    "audit explain": ("hpcpace audit explain N01", "hpcpace audit explain all"),
-    "audit diff": ("hpcpace audit diff before/ after/", "hpcpace audit diff n1.json n2.json"),
-    "config": ("hpcpace config --changed", "hpcpace config trace diagnosis"),
-    "batch": ("hpcpace batch train gpt2 --steps 200", "hpcpace batch audit"),
-    "sbatch": ("hpcpace sbatch", "hpcpace sbatch gpt2_pp > job.sh"),
-    "task-prolog": ("hpcpace task-prolog", "hpcpace task-prolog --run-dir /scratch/traces"),
-    "lab": ("sudo hpcpace lab up --hosts 4 --leaves 2", "sudo hpcpace lab down"),
-    "lab up": ("sudo hpcpace lab up --hosts 4 --leaves 2", "sudo hpcpace lab up --link 1gbit --uplink 500mbit"),
-    "lab status": ("sudo hpcpace lab status", "sudo hpcpace lab status --json"),
-    "lab run": ("sudo hpcpace lab run -- sinfo", "sudo hpcpace lab run -- sbatch --wait -N 4 job.sh"),
-    "lab shell": ("sudo hpcpace lab shell", "sudo hpcpace lab shell --on n1"),
-    "lab down": ("sudo hpcpace lab down", "sudo hpcpace lab down --name other"),
-    "lab truth": ("sudo hpcpace lab truth", "sudo hpcpace lab truth --name other"),
-    "lab fault": ("sudo hpcpace lab fault slow-host n3 --cores 0.25", "sudo hpcpace lab fault undo f1"),
-    "lab fault slow-host": (
-        "sudo hpcpace lab fault slow-host n3",
-        "sudo hpcpace lab fault slow-host n3 --cores 0.5 --duration 30",
-    ),
-    "lab fault slow-link": (
-        "sudo hpcpace lab fault slow-link leaf1 --rate 100mbit",
-        "sudo hpcpace lab fault slow-link n3 --rate 100mbit --way up",
-    ),
-    "lab fault flap-link": (
-        "sudo hpcpace lab fault flap-link n2",
-        "sudo hpcpace lab fault flap-link n2 --period 4 --down 1 --start 60",
-    ),
-    "lab fault loss": ("sudo hpcpace lab fault loss n3", "sudo hpcpace lab fault loss n3 --share 0.01"),
-    "lab fault latency": ("sudo hpcpace lab fault latency n3", "sudo hpcpace lab fault latency n3 --delay 0.01"),
-    "lab fault reorder": (
-        "sudo hpcpace lab fault reorder n3",
-        "sudo hpcpace lab fault reorder n3 --share 0.05 --delay 0.002",
-    ),
-    "lab fault traffic": (
-        "sudo hpcpace lab fault traffic n1 n3",
-        "sudo hpcpace lab fault traffic n1 n3 --rate 300mbit --streams 2",
-    ),
-    "lab fault neighbour": (
-        "sudo hpcpace lab fault neighbour n2",
-        "sudo hpcpace lab fault neighbour n2 --load memory --processes 2",
-    ),
-    "lab fault pause-host": (
-        "sudo hpcpace lab fault pause-host n2",
-        "sudo hpcpace lab fault pause-host n2 --duration 0.5",
-    ),
-    "lab fault kill-host": (
-        "sudo hpcpace lab fault kill-host n4",
-        "sudo hpcpace lab fault kill-host n4 --start 60 --duration 30",
-    ),
-    "lab fault kill-rank": (
-        "sudo hpcpace lab fault kill-rank 1 2",
-        "sudo hpcpace lab fault kill-rank 1 2 --signal TERM",
-    ),
-    "lab fault fill-disk": (
-        "sudo hpcpace lab fault fill-disk n1",
-        "sudo hpcpace lab fault fill-disk n1 --left 1000000",
-    ),
-    "lab fault mtu": (
-        "sudo hpcpace lab fault mtu n4 --size 9000",
-        "sudo hpcpace lab fault mtu n4 --size 1400 --duration 60",
-    ),
-    "lab fault list": ("sudo hpcpace lab fault list", "sudo hpcpace lab fault list --json"),
-    "lab fault undo": ("sudo hpcpace lab fault undo f1", "sudo hpcpace lab fault undo f1 --name other"),
-    "study": ("hpcpace study nano-cluster runs/study", "hpcpace study status runs/study"),
-    "study nano-cluster": (
-        "hpcpace study nano-cluster runs/study",
-        "hpcpace study nano-cluster runs/study --layouts 1x1,1x2,2x2 --repetitions 3",
-    ),
-    "study model-size": (
-        "hpcpace study model-size runs/study",
-        "hpcpace study model-size runs/study --repetitions 3",
-    ),
-    "study layouts": ("hpcpace study layouts runs/study", "hpcpace study layouts runs/other"),
-    "study left": ("hpcpace study left runs/study", "hpcpace study left runs/study --layout 2x2"),
-    "study status": ("hpcpace study status runs/study", "hpcpace study status runs/other"),
-    "study series": (
-        "mpiexec -n 2 hpcpace study series runs/study --layout 1x2",
-        "srun -N 2 -n 4 hpcpace study series runs/study --layout 2x2",
-    ),
-    "study scaling": (
-        "hpcpace study scaling runs/study --nodes 1,2,4",
-        "hpcpace study scaling runs/study --faults --ranks-per-node 4",
-    ),
-    "study scaling-jobs": ("hpcpace study scaling-jobs runs/study", "hpcpace study scaling-jobs runs/other"),
-    "study scaling-network": (
-        "hpcpace study scaling-network runs/study NAME < status.json",
-        "hpcpace study scaling-network runs/other NAME < status.json",
-    ),
-    "study verdicts": ("hpcpace study verdicts runs/study", "hpcpace study verdicts runs/other"),
-    "study pacing": (
-        "hpcpace study pacing runs/study",
-        "hpcpace study pacing runs/study --policies none,slack --repetitions 5",
-    ),
-    "completion": ('eval "$(hpcpace completion bash)"', "hpcpace completion fish | source"),
-    "help": ("hpcpace help attach", "hpcpace help persistent straggler"),
-}
-"""By the words that name a command after `hpcpace`; each fits into a terminal of 80 columns."""
+@cache
+def examples() -> dict[str, list[str]]:
+    """Return two examples of each command, by the words that name it after `hpcpace`."""
+    return tomllib.loads(Path(__file__).with_name("examples.toml").read_text(encoding="utf-8"))
 
 
 # Python, its libraries and a small report take 0.6 GiB of addresses with two threads: `ulimit -v` in steps, by hand.

@@ -8,6 +8,7 @@ Files are made with pyarrow, straight from arrays. A file gets its name when it 
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -22,7 +23,6 @@ from hpcpace.core.exposition import text_cell
 from hpcpace.core.files import Folder
 from hpcpace.core.rundir import check_target
 from hpcpace.metrics import Ints
-from hpcpace.metrics.phases import Part
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -67,202 +67,9 @@ Columns = Mapping[str, Values]
 """The values of a frame by column, all of one length."""
 
 
-def _columns(**of: tuple[Kind, str]) -> tuple[Column, ...]:
-    return tuple(Column(name, kind, meaning) for name, (kind, meaning) in of.items())
-
-
-_STEP = (Kind.INT, "number of the step")
-_RANK = (Kind.INT, "rank that recorded the row")
-_HOST = (Kind.TEXT, "host")
-_BEGIN = (Kind.FLOAT, "begin; NaN of a rank whose clock is unknown")
-_END = (Kind.FLOAT, "end; NaN likewise")
-_FROM, _UNTIL = (Kind.INT, "begin of the interval"), (Kind.INT, "end of the interval")
-
-
-def _counted(words: str) -> tuple[Kind, str]:
-    return Kind.INT, f"{words} in the interval"
-
-
-def _grown(words: str) -> tuple[Kind, str]:
-    return Kind.FLOAT, f"{words} in the interval; NaN where the host does not count it"
-
-
-def _gauge(words: str) -> tuple[Kind, str]:
-    return Kind.FLOAT, f"{words} at the end of the interval; NaN where not known"
-
-
-GROWN = {
-    "cpu_time_ns": "time on cores of all threads",
-    "run_wait_ns": "time in which threads were ready to run and had no core",
-    "cpu_throttled_ns": "time stopped by a CPU quota",
-    "cpu_pressure_ns": "time in which some task of the cgroup had no core",
-    "involuntary_switches": "involuntary context switches",
-    "major_faults": "major page faults",
-    "tcp_retransmits": "TCP segments sent again by the host",
-    "nic_drops": "packets dropped by the host's interfaces",
-    "gpu_ecc_corrected": "corrected memory errors of the GPU",
-    "gpu_ecc_uncorrected": "uncorrected memory errors of the GPU",
-    "gpu_pcie_replays": "PCIe replays of the GPU",
-}
-"""Counters of the table `host` of a trace: a frame has what they grew by."""
-GAUGES = {
-    "rss_bytes": "resident memory",
-    "gpu_memory_bytes": "memory of torch's tensors on the GPU",
-    "gpu_clock_mhz": "clock of the GPU",
-    "gpu_max_clock_mhz": "its highest clock",
-    "gpu_temperature_c": "temperature of the GPU",
-    "gpu_power_mw": "power of the GPU",
-    "gpu_power_limit_mw": "its power limit",
-}
-"""What that table has as of a time."""
-_PART_WORDS = {
-    Part.OTHER: "time in no phase, and in the phase of that name",
-    Part.HOST: "time in which the device waited for its host to issue work",
-    Part.SYNC_WAIT: "waiting for gradients inside torch",
-    Part.SYNC_TRANSFER: "transferring gradients inside torch",
-    Part.WAIT: "other blocked communication, until the last partner has entered",
-    Part.TRANSFER: "other blocked communication, from then on",
-}
-
 FRAMES: Mapping[str, tuple[Column, ...]] = {
-    "ranks": _columns(
-        rank=(Kind.INT, "rank"),
-        host=_HOST,
-        node=(Kind.INT, "number of the node"),
-        local_rank=(Kind.INT, "number of the rank on its node"),
-        dp=(Kind.INT, "place among data-parallel replicas, -1 unknown"),
-        pp=(Kind.INT, "pipeline stage, -1 unknown"),
-        tp=(Kind.INT, "tensor-parallel slot, -1 unknown"),
-        role=(Kind.INT, "ranks of one role do the same work"),
-        is_clock_known=(Kind.BOOL, "whether its times can be compared with those of others"),
-    ),
-    "steps": _columns(
-        step=_STEP,
-        rank=_RANK,
-        begin_ns=_BEGIN,
-        end_ns=_END,
-        duration_ns=(Kind.INT, "length of the step on this rank"),
-        step_time_ns=(Kind.INT, "time of the step for the whole job, the same on all ranks; these add up to wall time"),
-        samples=(Kind.INT, "samples of the global batch"),
-        is_warmup=(Kind.BOOL, "marked as warm-up by any rank"),
-        is_checkpoint=(Kind.BOOL, "with a checkpoint on any rank"),
-        is_eval=(Kind.BOOL, "with an evaluation on any rank"),
-    ),
-    "parts": _columns(
-        step=_STEP,
-        rank=_RANK,
-        **{
-            f"{part.name.lower()}_ns": (Kind.FLOAT, _PART_WORDS.get(part, f"in phase {part.name.lower()}"))
-            for part in Part
-        },
-        work_ns=(Kind.FLOAT, "own work: all of these but waits, transfers, checkpoints, evaluations and pacing"),
-        excess_ns=(Kind.FLOAT, "own work beyond that of others of the role; NaN where no two ranks are compared"),
-        exposed_wait_ns=(Kind.FLOAT, "sync_wait_ns + wait_ns"),
-        exposed_transfer_ns=(Kind.FLOAT, "sync_transfer_ns + transfer_ns"),
-    ),
-    "phases": _columns(
-        step=_STEP,
-        rank=_RANK,
-        phase=(Kind.TEXT, "phase; they nest, so their durations do not add up to the step"),
-        microbatch=(Kind.INT, "number of the microbatch, -1 for none"),
-        begin_ns=(Kind.FLOAT, "begin, on the device where its times are known; NaN of a rank whose clock is unknown"),
-        end_ns=_END,
-        duration_ns=(Kind.INT, "length"),
-    ),
-    "collectives": _columns(
-        step=_STEP,
-        rank=_RANK,
-        op=(Kind.TEXT, "operation, such as all_reduce or send"),
-        group=(Kind.TEXT, "name of the process group; groups of one name differ in `group_id`"),
-        group_id=(Kind.INT, "number of the process group, the same on all ranks; -1 unknown"),
-        group_size=(Kind.INT, "members of the group; 0 unknown"),
-        seq=(Kind.INT, "number of the operation in its group, or of the message between two ranks"),
-        size_bytes=(Kind.INT, "content of the whole operation"),
-        peer=(Kind.INT, "other rank of a message, or root; -1 for none"),
-        end=(Kind.TEXT, "how its end became known: completion, wait or failed"),
-        enter_ns=_BEGIN,
-        exit_ns=_END,
-        duration_ns=(Kind.INT, "exit - enter"),
-        blocked_ns=(Kind.INT, "time in which the caller was blocked on it"),
-        is_matched=(Kind.BOOL, "whether every member recorded it, with a known clock and without an error"),
-        wait_ns=(Kind.FLOAT, "waiting for the last partner to enter; NaN unless matched"),
-        exposed_wait_ns=(Kind.FLOAT, "the part of it that held the rank up; NaN unless matched"),
-        transfer_ns=(Kind.FLOAT, "from then on; NaN unless matched"),
-        operation_transfer_ns=(
-            Kind.FLOAT,
-            "the longest transfer of its ranks; NaN unless matched, and for a message whose receiver came late",
-        ),
-        late_rank=(Kind.INT, "the last partner to enter; -1 where it waits for nobody, or is not matched"),
-        algorithm_bytes_per_s=(
-            Kind.FLOAT,
-            "size_bytes over operation_transfer_ns; NaN where that is not known, or within the clocks' error",
-        ),
-        bus_bytes_per_s=(Kind.FLOAT, "the same by what passes the slowest link, as nccl-tests has it (busbw)"),
-    ),
-    "connections": _columns(
-        rank=(Kind.INT, "rank whose TCP connection it is"),
-        peer_rank=(Kind.INT, "rank at the other end; -1 unknown"),
-        host=_HOST,
-        peer_host=(Kind.TEXT, "host at the other end"),
-        interface=(Kind.TEXT, "interface that it leaves by"),
-        local=(Kind.TEXT, "own address and port; empty for all further connections of the rank together"),
-        remote=(Kind.TEXT, "address and port of the other end"),
-        begin_ns=_FROM,
-        end_ns=_UNTIL,
-        sent_bytes=_counted("payload sent, repetitions included,"),
-        acked_bytes=_counted("payload that the peer has acknowledged"),
-        received_bytes=_counted("payload received"),
-        retransmitted_bytes=_counted("payload sent again"),
-        busy_ns=_counted("time with data outstanding"),
-        receiver_limited_ns=_counted("part of it limited by the receiver's window"),
-        sender_limited_ns=_counted("part of it limited by the send buffer"),
-        rtt_ns=(Kind.INT, "smoothed round trip at the end of the interval"),
-        least_rtt_ns=(Kind.INT, "the least round trip so far"),
-        unsent_bytes=(Kind.INT, "waiting in the send buffer at the end of the interval"),
-    ),
-    "network": _columns(
-        host=_HOST,
-        interface=(Kind.TEXT, "network interface, such as eth0 or mlx5_0/1"),
-        line_rate_bps=(Kind.FLOAT, "line rate, bit/s; NaN where not known"),
-        begin_ns=_FROM,
-        end_ns=_UNTIL,
-        sent_bytes=_counted("bytes sent, headers included,"),
-        received_bytes=_counted("bytes received"),
-        errors=_counted("frames with errors"),
-        drops=_counted("dropped frames"),
-        pauses=_counted("pause frames (RDMA: ticks in which the port could not send)"),
-        marks=_counted("congestion marks"),
-    ),
-    "hosts": _columns(
-        rank=_RANK,
-        host=_HOST,
-        begin_ns=_FROM,
-        end_ns=_UNTIL,
-        **{name: _grown(words) for name, words in GROWN.items()},
-        **{name: _gauge(words) for name, words in GAUGES.items()},
-    ),
-    "clocks": _columns(
-        rank=(Kind.INT, "rank"),
-        host=_HOST,
-        is_known=(Kind.BOOL, "whether its times can be compared with those of others"),
-        is_reference=(Kind.BOOL, "whether it is the reference"),
-        num_samples=(Kind.INT, "its synchronisations"),
-        halfwidth_ns=(Kind.FLOAT, "bound of the error of its step ends, median; NaN where the clock is unknown"),
-        max_halfwidth_ns=(Kind.FLOAT, "the same, largest"),
-        extrapolated_share=(Kind.FLOAT, "share of its step ends outside of the synchronised time"),
-        residual_ns=(Kind.FLOAT, "largest leave-one-out residual; NaN with fewer than 3 samples"),
-        drift_ppm=(Kind.FLOAT, "drift against the reference; NaN with fewer than 2 samples"),
-    ),
-    "audit": _columns(
-        rule=(Kind.TEXT, "id of the rule: `hpcpace audit explain ID`"),
-        severity=(Kind.TEXT, "F failure, W warning, or what else the rule says"),
-        host=_HOST,
-        place=(Kind.TEXT, "what it is about on that host"),
-        ranks=(Kind.TEXT, "ranks that it concerns, such as 0-3; empty for all of the host"),
-        seen=(Kind.TEXT, "what was seen"),
-        cost=(Kind.TEXT, "what it costs"),
-        fix=(Kind.TEXT, "what to do"),
-    ),
+    table: tuple(Column(name, Kind[kind.upper()], meaning) for name, (kind, meaning) in columns.items())
+    for table, columns in tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8")).items()
 }
 """The columns of each frame, in their order; rows have the index 0, 1, 2 ..."""
 TABLES = tuple(FRAMES)

@@ -20,7 +20,7 @@ from hpcpace.diagnosis.measure import Measured
 from hpcpace.diagnosis.operation_figures import operation_transfers
 from hpcpace.diagnosis.plot_source import clock_errors_ns
 from hpcpace.diagnosis.within_steps import held_up_by_rank
-from hpcpace.frames.columns import GAUGES, GROWN, Columns, Texts, Values, nothing, texts_of
+from hpcpace.frames.columns import Columns, Texts, Values, nothing, texts_of
 from hpcpace.metrics import Bools, Bytes, Floats, Ints
 from hpcpace.metrics.bandwidth import bus_factors, bytes_per_s
 from hpcpace.metrics.common_clock import CommonClock, reference_times
@@ -35,6 +35,16 @@ from hpcpace.trace.tables import RankTrace
 
 _CELLS = 200_000
 """Memory: rows of steps, about, of one block of a frame."""
+_GROWN = (
+    *("cpu_time_ns", "run_wait_ns", "cpu_throttled_ns", "cpu_pressure_ns", "involuntary_switches", "major_faults"),
+    *("tcp_retransmits", "nic_drops", "gpu_ecc_corrected", "gpu_ecc_uncorrected", "gpu_pcie_replays"),
+)
+"""Counters of the table `host` of a trace: a frame has what they grew by."""
+_GAUGES = (
+    *("rss_bytes", "gpu_memory_bytes", "gpu_clock_mhz", "gpu_max_clock_mhz", "gpu_temperature_c"),
+    *("gpu_power_mw", "gpu_power_limit_mw"),
+)
+"""What that table has as of a time."""
 
 
 def ranks(extent: Extent) -> Columns:
@@ -179,15 +189,15 @@ def _host_rows(extent: Extent, trace: RankTrace, clock: CommonClock) -> dict[str
     table = trace.tables["host"]
     if not len(table) or trace.header.rank in extent.measured.timed.unknown_clocks:
         return None
-    steps_of = counter_steps(np.zeros(len(table), np.int64), table, (), tuple(GROWN))
+    steps_of = counter_steps(np.zeros(len(table), np.int64), table, (), _GROWN)
     begin_ns, end_ns = (reference_times(clock, times_ns) for times_ns in (steps_of.begin_ns, steps_of.end_ns))
     first_ns, last_ns = extent.window_ns
     middle_ns = begin_ns + (end_ns - begin_ns) // 2
     rows = np.flatnonzero((middle_ns >= first_ns) & (middle_ns < last_ns))
     nan = np.full(len(rows), np.nan)
     # A counter that is 0 in all rows of a trace is one that the host does not have.
-    grown = {name: steps_of.grown[name][rows].astype(np.float64) if table[name].any() else nan for name in GROWN}
-    gauges = {name: table[name][steps_of.last_row[rows]].astype(np.float64) for name in GAUGES}
+    grown = {name: steps_of.grown[name][rows].astype(np.float64) if table[name].any() else nan for name in _GROWN}
+    gauges = {name: table[name][steps_of.last_row[rows]].astype(np.float64) for name in _GAUGES}
     return {
         "rank": np.full(len(rows), trace.header.rank),
         "begin_ns": begin_ns[rows] - extent.origin_ns,

@@ -10,7 +10,7 @@ from cases import each_case
 from click.testing import CliRunner
 
 from hpcpace.cli import COMMANDS, HEADINGS, cli
-from hpcpace.cli.commands import EXAMPLES
+from hpcpace.cli.commands import examples
 from hpcpace.cli.config import topics
 from hpcpace.core.errors import UsageError
 
@@ -52,11 +52,11 @@ def test_every_command_is_listed_below_its_heading() -> None:
 
 def test_every_command_has_two_examples_and_they_parse() -> None:
     paths = [" ".join(path) for path in _commands(cli)]
-    assert sorted(EXAMPLES) == sorted(paths)
+    assert sorted(examples()) == sorted(paths)
     wrong = {}
-    for path, examples in EXAMPLES.items():
-        assert len(set(examples)) == 2
-        for example in examples:
+    for path, lines in examples().items():
+        assert len(set(lines)) == 2
+        for example in lines:
             call = call_in(example) or ""
             is_other = not call.startswith(path) or len(example) + _INDENT > _WIDTH
             if mistake := "is too long, or of another command" if is_other else mistake_in(call):
@@ -66,7 +66,7 @@ def test_every_command_has_two_examples_and_they_parse() -> None:
 
 def test_help_ends_with_the_examples() -> None:
     shown = CliRunner().invoke(cli, ["lab", "fault", "mtu", "--help"], terminal_width=80).output
-    assert shown.endswith("\nExamples:\n" + "".join(f"  {line}\n" for line in EXAMPLES["lab fault mtu"]))
+    assert shown.endswith("\nExamples:\n" + "".join(f"  {line}\n" for line in examples()["lab fault mtu"]))
 
 
 def test_no_help_text_points_to_a_file_that_a_wheel_lacks() -> None:

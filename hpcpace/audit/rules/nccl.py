@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.resources import files
 
 from hpcpace.audit import cpusets
 from hpcpace.audit.findings import AuditFinding, Certainty, Severity, Skip
@@ -452,7 +454,7 @@ def process_finding(
 def _failures(job: AuditedJob, log: NcclLog) -> Iterator[AuditFinding]:
     for process in log.processes:
         for value, seen in process.values(Topic.ERROR).items():
-            failure = next((one for one in _FAILURES if re.match(one.pattern, value)), _OTHER_FAILURE)
+            failure = next(one for one in _FAILURES if re.match(one.pattern, value))
             yield process_finding(
                 job,
                 process,
@@ -461,7 +463,7 @@ def _failures(job: AuditedJob, log: NcclLog) -> Iterator[AuditFinding]:
                 text=failure.text.format(value=value),
                 cost=failure.cost,
                 fix=failure.fix,
-                severity=failure.severity,
+                severity=Severity[failure.severity],
             )
         for value, seen in process.values(Topic.RETRY).items():
             is_often = seen.count > _MAX_RETRIES
@@ -492,89 +494,12 @@ class _Failure:
     text: str
     cost: str
     fix: str
-    severity: Severity = Severity.FAIL
+    severity: str = "FAIL"
 
 
-_NETWORK_COST = "the job stops with an error or hangs"
-_LINK_FIX = "ibdiagnet; mlxlink; ib_write_bw between the two hosts  # RoCE: the GID index and the routes of both"
-_FAILURES = (
-    _Failure(
-        pattern="completion (12|13)$",
-        text="an RDMA transfer got no answer in time ({value})",
-        cost=_NETWORK_COST,
-        fix=f"{_LINK_FIX}; NCCL_IB_TIMEOUT=22 only waits longer",
-    ),
-    _Failure(
-        pattern="completion 5$",
-        text="RDMA transfers were flushed (status 5): another error came before",
-        cost=_NETWORK_COST,
-        fix="look at the first error of the other ranks",
-        severity=Severity.WARNING,
-    ),
-    _Failure(pattern="completion ", text="an RDMA transfer failed ({value})", cost=_NETWORK_COST, fix=_LINK_FIX),
-    _Failure(
-        pattern="async .*(port (error|active)|fatal|PORT_ERR|device)",
-        text="an adapter reports: {value}",
-        cost="connections over it stop",
-        fix="dmesg | grep mlx5; mlxlink  # cable, transceiver, switch port",
-    ),
-    _Failure(
-        pattern="async ",
-        text="an adapter reports: {value}",
-        cost="the fabric was changed or restarted while the job ran",
-        fix="ask the administrators of the fabric",
-        severity=Severity.WARNING,
-    ),
-    _Failure(
-        pattern="no socket interface",
-        text="NCCL found no network interface to use",
-        cost="the job does not start",
-        fix="ip -br link; unset NCCL_SOCKET_IFNAME  # or name an interface of this host",
-    ),
-    _Failure(
-        pattern="Mismatched",
-        text="ranks have different versions of NCCL",
-        cost="the job does not start, or hangs",
-        fix="python -c 'import torch; print(torch.cuda.nccl.version())'  # on each host",
-    ),
-    _Failure(
-        pattern="Duplicate GPU",
-        text="two ranks use the same GPU",
-        cost="the job does not start",
-        fix="torch.cuda.set_device(local_rank)  # and --gpus-per-node as many as ranks; see A08",
-    ),
-    _Failure(
-        pattern="failed to|Could not map",
-        text="shared memory for NCCL could not be had ({value})",
-        cost="the job does not start",
-        fix="df -h /dev/shm  # container: --shm-size=8g or --ipc=host; see S06",
-    ),
-    _Failure(pattern="Cuda failure", text="{value}", cost="the job stops", fix="nvidia-smi; dmesg | grep -i xid"),
-    _Failure(
-        pattern="timeout",
-        text="torch's watchdog: {value}",
-        cost="the job stops; this rank waited for others",
-        fix="hpcpace hang RUN  # which rank did not come; or the stack of each rank (py-spy dump)",
-    ),
-    _Failure(
-        pattern="Call to ibv_(reg|create)",
-        text="memory for RDMA could not be pinned ({value})",
-        cost="the job stops",
-        fix="ulimit -l  # in the job: unlimited; slurm.conf: PropagateResourceLimitsExcept=MEMLOCK; container:"
-        " --ulimit memlock=-1",
-    ),
-    _Failure(
-        pattern="Call to ibv_modify_qp",
-        text="an RDMA connection could not be made ({value})",
-        cost=_NETWORK_COST,
-        fix=f"show_gids  # NCCL_IB_GID_INDEX, NCCL_IB_HCA; then {_LINK_FIX}",
-    ),
-    _Failure(
-        pattern="Call to|.*[cC]onnection closed",
-        text="a connection broke ({value})",
-        cost="usually because the rank at the other end has ended",
-        fix="look at the log of the rank that ended first",
-        severity=Severity.WARNING,
-    ),
-)
-_OTHER_FAILURE = _Failure(pattern="", text="{value}", cost=_NETWORK_COST, fix="look at the lines around this one")
+_FAILURES = [
+    _Failure(**failure)
+    for failure in tomllib.loads(files("hpcpace.audit").joinpath("nccl_failures.toml").read_text(encoding="utf-8"))[
+        "failure"
+    ]
+]
