@@ -10,15 +10,16 @@ import gc
 import sys
 import threading
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import torch
-from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from hpcpace.core.compat import loader_iterator
 from hpcpace.observe.guest import Replacements, leave_out_own_frames
+from hpcpace.observe.optimizers import OptimizerKey, Optimizers, name_of
 from hpcpace.observe.samples import BatchSizes, ParameterProbe
 from hpcpace.observe.steps import StepFinder
 from hpcpace.observe.training_calls import BackwardPasses, ModuleCalls
@@ -103,10 +104,9 @@ class PhaseObserver:
         self._watched: list[Any] = []
         self._probe = ParameterProbe()
         self._microbatch = -1
+        self._known = Optimizers()
         self._optimizers: list[tuple[int, int]] = []  # a stack: ZeroRedundancyOptimizer steps one inside its own step
-        self._stepped_inside: dict[int, str] = {}
-        self._stepped: set[int] = set()
-        self._existing: set[int] | None = None
+        self._stepped_inside: dict[OptimizerKey, str] = {}
         self._eval_loop: tuple[int, int] | None = None
         self._evaluates_since_ns = self._num_evaluated = 0
         self._under_way: tuple[Phase, int] | None = None
@@ -133,7 +133,8 @@ class PhaseObserver:
         for model in self._watched:
             self._watch(model)
         if self._steps is not None:
-            self._steps.count_idle = self._count_idle
+            self._steps.count_idle = self._known.count_idle
+            self._steps.has_changed = self._probe.has_changed
         for handle in (
             register_optimizer_step_pre_hook(self._optimizer_begins),
             register_optimizer_step_post_hook(self._optimizer_ends),
@@ -245,7 +246,7 @@ class PhaseObserver:
 
     def _work_begins(self) -> None:
         if self._steps is not None and self._steps.follows_updates and not self._optimizers:
-            self._steps.work_begins(self._now(), has_changed=self._probe.has_changed)
+            self._steps.work_begins(self._now())
 
     def _degrade(self, error: Exception) -> None:
         self.samples = BatchSizes()
@@ -342,9 +343,10 @@ class PhaseObserver:
             self._probe.backward_ended()
         self._steps.backward_ended(end_ns)
         if self._stepped_inside and not self._optimizers:
-            key, names = frozenset(self._stepped_inside), set(self._stepped_inside.values())
+            keys, names = [*self._stepped_inside], set(self._stepped_inside.values())
             self._stepped_inside.clear()
-            self._tell_steps(key, f"{len(key)} of {' and '.join(sorted(names))} inside backward", end_ns)
+            key = OptimizerKey(frozenset(key.number for key in keys), frozenset(key.kind for key in keys))
+            self._tell_steps(key, f"{len(keys)} of {' and '.join(sorted(names))} inside backward", end_ns)
 
     def _timed_chunk(self, forward: Callable[..., Any]) -> Callable[..., Any]:
         def timed(chunk: int, *args: Any, **kwargs: Any) -> Any:
@@ -405,41 +407,30 @@ class PhaseObserver:
         self._optimizers.append((id(optimizer), self._now()))
 
     def _optimizer_ends(self, optimizer: Any, *_: Any) -> None:
-        key = id(optimizer)
+        identity = id(optimizer)
         if torch.compiler.is_compiling():
             return
-        if all(key != begun for begun, _ in self._optimizers):
-            if self._optimizers or self._stepped:
+        if all(identity != begun for begun, _ in self._optimizers):
+            if self._optimizers or self._known.have_stepped:
                 return
-            self._optimizers.append((key, self._begin_ns))  # recording began inside this step
+            self._optimizers.append((identity, self._begin_ns))  # recording began inside this step
         # A step that raised has not ended, and so is still above this one.
-        while (begun := self._optimizers.pop())[0] != key:
+        while (begun := self._optimizers.pop())[0] != identity:
             pass
         end_ns = self._now()
         self._add(Phase.OPTIMIZER, begun[1], end_ns)
-        self._stepped.add(key)
+        key = self._known.key_of(optimizer)
         if self._steps is None or self._optimizers:
             return
         if self.backward.depth:
-            self._stepped_inside[key] = type(optimizer).__name__
+            self._stepped_inside[key] = name_of(optimizer)
         else:
-            self._tell_steps(key, type(optimizer).__name__, end_ns)
+            self._tell_steps(key, name_of(optimizer), end_ns)
 
-    def _tell_steps(self, key: Hashable, name: str, end_ns: int) -> None:
+    def _tell_steps(self, key: OptimizerKey, name: str, end_ns: int) -> None:
         if self._steps is not None:
             self.samples.optimizer_ended()
-            self._steps.optimizer_ended(key, name, end_ns)
-
-    def _count_idle(self) -> int:
-        """Return how many optimizers exist that have not stepped so far."""
-        if self._existing is None:
-            # By their class alone: asking objects for theirs runs code of the job.
-            self._existing = {
-                id(found)
-                for found in gc.get_objects()
-                if Optimizer in type(found).__mro__ and getattr(type(found).step, "hooked", False)
-            }
-        return len(self._existing - self._stepped)
+            self._steps.optimizer_ended(key.number, name, end_ns, kind=key.kind)
 
     def _collected(self, moment: str, _: dict[str, int]) -> None:
         # Python collects its youngest generation many times a step, in microseconds: only what can be felt is kept.

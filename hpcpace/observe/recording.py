@@ -47,8 +47,9 @@ from hpcpace.observe.pacing import Pacer
 from hpcpace.observe.phases import PhaseObserver
 from hpcpace.observe.settings import HangConfig, MetricsConfig, TraceConfig
 from hpcpace.observe.step_figures import MeasureParts, StepFigures
-from hpcpace.observe.steps import StepFinder, StepSource
+from hpcpace.observe.steps import StepFinder
 from hpcpace.observe.switching import NO_SIGNAL, OrderFile, OrderSignal, find_switching
+from hpcpace.observe.update_patterns import StepSource
 from hpcpace.observe.watchdog import Seen, Watchdog
 from hpcpace.trace.recorder import Recorder
 from hpcpace.trace.schema import DEVICE_TABLES, NUMBER_BITS, TABLES, ErrorPart, EventKind, Phase, StepFlag, TraceHeader

@@ -271,7 +271,9 @@ class Session(SessionSettings):
         if self._config.of(ProbeConfig).when == START:
             self._probe(START)
             joined = replace(joined, deadline=Deadline(self._config.of(TraceConfig).start_timeout_s))
-        steps = None if self.step_from is None else StepFinder(StepFrom.parse(self.step_from))
+        steps = None
+        if self.step_from is not None:
+            steps = StepFinder(StepFrom.parse(self.step_from), warn=self._warner.warn_once_for_all)
         # Before anything that can fail on one rank alone: the others would wait for it here.
         make_pacer = self._open_pacing(joined, attempt) if self._config["pace.policy"] != NO_POLICY else None
         recording = self._recording = Recording(

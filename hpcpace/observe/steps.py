@@ -9,15 +9,15 @@ that a step ends when the last optimizer of a period returns, at the same place 
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from itertools import pairwise
+from typing import TYPE_CHECKING
 
 from hpcpace.core.errors import UsageError
-from hpcpace.core.text import plural
+from hpcpace.core.text import NS_PER_S
+from hpcpace.observe.update_patterns import Mark, Pattern, StepSource, common_updates, period_of, repeats
 from hpcpace.trace.schema import StepFlag
 
 if TYPE_CHECKING:
@@ -41,6 +41,10 @@ _UPDATES_FOR_IDLE = 8
 _UPDATES_WITHOUT_BACKWARD = 4
 # So many backward passes, of which none shows whether it updates parameters, are a step each.
 _BACKWARD_UNSEEN = 4
+# So many backward passes without the end of a step, and this long, are worth a warning while the job runs.
+_MANY_BACKWARD = 512
+_LONG_NS = 60 * NS_PER_S
+_NEVER_UPDATED = "gradients add up, and nothing was seen to update parameters"
 # The key of a backward pass after which parameters may have been updated, in a job whose optimizers have not stepped.
 _MAYBE = "backward"
 
@@ -81,118 +85,31 @@ class StepFrom:
         return f"every {one if self.count == 1 else f'{self.count} {one}{end}'}, as asked for"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Pattern:
-    """The updates that repeat with each step.
-
-    Attributes:
-        updates: the optimizers of each update, in the order in which they step.
-        names: their classes.
-        is_regular: whether the sequence repeats; otherwise steps end with the commonest update. Without optimizers,
-            whether the parameters can be seen to change.
-        num_backward: backward passes for each update, rounded.
-    """
-
-    updates: tuple[tuple[Hashable, ...], ...]
-    names: tuple[tuple[str, ...], ...] = ()
-    is_regular: bool = True
-    num_backward: int = 1
-
-    @property
-    def is_by_backward(self) -> bool:
-        """Whether no optimizer steps."""
-        return not self.updates
-
-    @property
-    def kind(self) -> str:
-        """What ends a step: optimizer or backward."""
-        return "backward" if self.is_by_backward else "optimizer"
-
-    @cached_property
-    def keys(self) -> tuple[Hashable, ...]:
-        """The optimizers of a whole period."""
-        return tuple(key for update in self.updates for key in update)
-
-    @property
-    def evidence(self) -> str:
-        """The pattern in words."""
-        if self.is_by_backward and not self.is_regular:
-            return "no torch optimizer steps and no parameters are seen; each backward pass ends a step"
-        if self.is_by_backward:
-            return "no torch optimizer steps; parameters or gradients change between a backward pass and the next batch"
-        if not self.is_regular:
-            return f"optimizers step in no regular order; each step of {_listed(self.names[0])} ends a step"
-        if len(self.updates) > 1:
-            parts = " then ".join(_listed(update) for update in self.names)
-            return f"{parts}, in turn, each after its own backward pass"
-        passes = "each backward pass" if self.num_backward == 1 else f"{self.num_backward} backward passes"
-        return f"{_listed(self.names[0])}, {f'after {passes}' if self.num_backward else 'with no backward pass seen'}"
-
-
-@dataclass(frozen=True, kw_only=True)
-class StepSource:
-    """How steps are found.
-
-    Attributes:
-        kind: optimizer, backward, or unknown.
-        evidence: what was seen, in words.
-        num_steps: steps found so far.
-        num_irregular: updates out of order.
-        num_left: backward passes after the last step, if those are more than one step has.
-    """
-
-    kind: str
-    evidence: str
-    num_steps: int = 0
-    num_irregular: int = 0
-    num_left: int = 0
-
-    def __str__(self) -> str:
-        return f"{plural(self.num_steps, 'step')} by {self.kind}: {self.words}"
-
-    @property
-    def words(self) -> str:
-        """What was seen, and what did not fit."""
-        irregular = f"; {plural(self.num_irregular, 'update')} out of order" if self.num_irregular else ""
-        left = f"; no step was seen to end in the last {self.num_left} backward passes" if self.num_left else ""
-        return f"{self.evidence}{irregular}{left}"
-
-
-def _listed(names: tuple[str, ...]) -> str:
-    """Return optimizers that step together, each class once: `2 x Adam and SGD`."""
-    counts = Counter(names)
-    return " and ".join(name if count == 1 else f"{count} x {name}" for name, count in counts.items())
-
-
-class _Mark(NamedTuple):
-    key: Hashable
-    name: str
-    end_ns: int
-    begins_update: bool
-    num_backward: int
-    is_seen: bool = True
-
-
 class StepFinder:
     """Finds where steps end, from what optimizers and backward passes do.
 
     Args:
         step_from: what ends a step; by default the job shows it.
+        warn: takes a warning.
 
     Attributes:
         count_idle: returns how many optimizers exist that have not stepped.
+        has_changed: returns whether parameters or their gradients have changed since the last backward pass; otherwise
+            the next one adds to its gradients; or None if it cannot know.
         sink: takes steps.
         follows_updates: whether no optimizer steps, so that `work_begins` wants to know of changed parameters.
     """
 
-    def __init__(self, step_from: StepFrom) -> None:
+    def __init__(self, step_from: StepFrom, *, warn: Callable[[str], object] = str) -> None:
         self.count_idle: Callable[[], int] = int
+        self.has_changed: Callable[[], bool | None] = lambda: None
+        self._warn = warn
         self.sink: InferredSteps | None = None
         self.follows_updates = step_from.is_auto
         self._source = StepSource(kind="unknown", evidence="no optimizer has stepped and no backward pass was seen")
         self._num_steps = 0
         self._step_from = step_from
-        self._marks: list[_Mark] = []
+        self._marks: list[Mark] = []
         self._pattern: Pattern | None = None
         self._position = 0
         self._has_backward = self._ever_backward = self._is_open = False
@@ -201,7 +118,8 @@ class StepFinder:
         # Updates that must repeat before a pattern is believed: more each time one has proved wrong.
         self._num_wanted = 0
         self._is_blind = False  # the pattern was given up without any backward pass
-        self._last_backward_ns = 0
+        self._others: dict[str, None] = {}  # classes of optimizers that are not in the pattern
+        self._last_backward_ns = self._ended_ns = 0
 
     @property
     def source(self) -> StepSource:
@@ -213,15 +131,18 @@ class StepFinder:
         self._has_backward = self._ever_backward = self._is_open = True
         self._num_backward += 1
         self._last_backward_ns = end_ns
+        if self._num_backward - self._num_ended >= _MANY_BACKWARD:
+            self._warn_of_no_end(end_ns)
         if self._step_from.kind == "backward":
             self._count(end_ns)
 
-    def optimizer_ended(self, key: Hashable, name: str, end_ns: int) -> None:
+    def optimizer_ended(self, key: Hashable, name: str, end_ns: int, *, kind: Hashable = None) -> None:
         """Note the end of an optimizer's step that is not part of another's.
 
         Args:
             key: which optimizer, or which ones at once, inside a backward pass.
             name: its class.
+            kind: the same for all optimizers like it; by default there are none.
         """
         if self._step_from.kind == "optimizer":
             self._count(end_ns)
@@ -229,21 +150,16 @@ class StepFinder:
             return
         if self._has_backward:
             self.follows_updates = False
-        mark = _Mark(key, name, end_ns, self._has_backward, self._num_backward)
+        mark = Mark(key, key if kind is None else kind, name, end_ns, self._has_backward, self._num_backward)
         self._has_backward = False
         if self._pattern is None or self._pattern.is_by_backward:
             self._learn(mark)
         else:
             self._follow(mark, self._pattern)
 
-    def work_begins(self, now_ns: int, *, has_changed: Callable[[], bool | None]) -> None:
-        """Note that the next batch, forward or backward pass begins, in a job without optimizers.
-
-        Args:
-            has_changed: returns whether parameters or their gradients have changed since the last backward pass;
-                otherwise the next one adds to its gradients; or None if it cannot know.
-        """
-        if not self._is_open or (changed := has_changed()) is False:
+    def work_begins(self, now_ns: int) -> None:
+        """Note that the next batch, forward or backward pass begins, in a job without optimizers."""
+        if not self._is_open or (changed := self.has_changed()) is False:
             return
         if self._pattern is None:
             self._is_open = False
@@ -254,14 +170,15 @@ class StepFinder:
 
     def _learn_without_optimizer(self, now_ns: int, *, is_seen: bool) -> None:
         """Note that parameters may have changed; optimizers that exist and have not stepped are awaited."""
-        mark = _Mark(_MAYBE, "", now_ns, begins_update=True, num_backward=self._num_backward, is_seen=is_seen)
+        mark = Mark(_MAYBE, _MAYBE, "", now_ns, True, self._num_backward, is_seen)
         self._add_mark(mark)
         pattern, num_marks = self._pattern_without_optimizer(), sum(mark.key == _MAYBE for mark in self._marks)
         if num_marks >= (_MAX_UPDATES if self.count_idle() else 1 if pattern.is_regular else _BACKWARD_UNSEEN):
             self._settle(pattern)
 
-    def _pattern_without_optimizer(self) -> Pattern:
-        return Pattern(updates=(), is_regular=any(mark.is_seen for mark in self._marks if mark.key == _MAYBE))
+    def _pattern_without_optimizer(self, *, is_seen: bool = False) -> Pattern:
+        is_seen = is_seen or any(mark.is_seen for mark in self._marks if mark.key == _MAYBE)
+        return Pattern(updates=(), is_regular=is_seen)
 
     def rows_wait(self) -> None:
         """Decide now if more rows wait for the numbers of their steps than memory should hold."""
@@ -271,10 +188,7 @@ class StepFinder:
     def finish(self) -> None:
         """Decide what is still open, at the end of the job."""
         if self.follows_updates and self._ever_backward:
-            if self._pattern is None:
-                self._settle(self._pattern_without_optimizer())
-            if self._is_open:
-                self._end_step(self._last_backward_ns)
+            self._finish_without_optimizer()
         elif self._marks:
             self._settle_likely()
         usual = 1 if self._pattern is None else self._pattern.num_backward * max(len(self._pattern.updates), 1)
@@ -282,6 +196,26 @@ class StepFinder:
         if num_left > _BACKWARD_LEFT * max(usual, 1):
             self._source = replace(self._source, num_left=num_left)
         self._tell()
+
+    def _finish_without_optimizer(self) -> None:
+        changed = self.has_changed() if self._is_open else False
+        if self._pattern is None and (self._marks or changed is not False):
+            self._settle(self._pattern_without_optimizer(is_seen=bool(changed)))
+        if self._pattern is None:
+            self._source = replace(self._source, evidence=_NEVER_UPDATED)
+        elif changed is not False:  # else the last step is cut off
+            self._end_step(self._last_backward_ns)
+
+    def _warn_of_no_end(self, now_ns: int) -> None:
+        """Say it while the job runs, once a step has lasted long: someone may wait for its steps."""
+        num_left = self._num_backward - self._num_ended
+        self._ended_ns = self._ended_ns or now_ns
+        if now_ns - self._ended_ns >= _LONG_NS:
+            why = f": {_NEVER_UPDATED}" if self._pattern is None and not self._marks else ""
+            self._warn(
+                f"no step was seen to end in the last {num_left} backward passes{why}; "
+                "`hpcpace trace --step-from backward:N` ends one after every N of them"
+            )
 
     def _settle_likely(self) -> None:
         has_optimizer = any(mark.key != _MAYBE for mark in self._marks)
@@ -292,60 +226,80 @@ class StepFinder:
         if self._num_counted % self._step_from.count == 0:
             self._end_step(end_ns)
 
-    def _add_mark(self, mark: _Mark) -> None:
+    def _add_mark(self, mark: Mark) -> None:
         self._marks.append(mark)
         if self.sink is not None:
             self.sink.mark()
 
-    def _learn(self, mark: _Mark) -> None:
+    def _learn(self, mark: Mark) -> None:
         self._add_mark(mark)
         pattern = self._found_pattern()
         if pattern is not None:
             self._settle(pattern)
 
-    def _updates(self) -> list[tuple[Hashable, ...]]:
+    def _updates(self, *, by_kind: bool = False) -> list[tuple[Hashable, ...]]:
         """Return the optimizers of each update so far; steps before the first backward pass belong to none."""
         updates: list[list[Hashable]] = []
         counts_all = not self._ever_backward or len(self._marks) >= _MAX_MARKS
         for mark in self._marks:
             if mark.key == _MAYBE:
                 continue
+            identity = mark.kind if by_kind else mark.key
             if mark.begins_update or counts_all:
-                updates.append([mark.key])
+                updates.append([identity])
             elif updates:
-                updates[-1].append(mark.key)
+                updates[-1].append(identity)
         return [tuple(update) for update in updates]
 
     def _found_pattern(self) -> Pattern | None:
         updates = self._updates()
         if len(updates) < (self._num_wanted if self._ever_backward else _UPDATES_WITHOUT_BACKWARD):
             return None
-        for length in range(1, len(updates) // 2 + 1):
-            if _repeat(updates, length):
-                if len(updates) < _UPDATES_FOR_IDLE and self.count_idle():
-                    return None
-                return self._pattern_of(_common(updates[:length]))
+        length = period_of(updates)
+        if length:
+            if len(updates) < _UPDATES_FOR_IDLE and self.count_idle():
+                return None
+            return self._pattern_of_period(updates[:length])
         if len(updates) < (_MAX_UPDATES if self._ever_backward else _MAX_MARKS_WITHOUT_BACKWARD):
             return None
         self._is_blind = not self._ever_backward
         return self._likely_pattern()
 
+    def _pattern_of_period(self, period: Sequence[tuple[Hashable, ...]]) -> Pattern:
+        """Return the pattern of a period that has shown itself.
+
+        Where models of one kind train one after the other, several updates each, an update is a step.
+        """
+        kinds = self._updates(by_kind=True)[: len(period)]
+        if len({*kinds}) == 1 and any(update == following for update, following in pairwise(period)):
+            return self._pattern_of(kinds[:1], is_by_kind=True)
+        return self._pattern_of(common_updates(period))
+
     def _likely_pattern(self) -> Pattern:
-        """Return the best guess where no period shows: all until the first optimizer returns, or the commonest."""
+        """Return the best guess where no period shows.
+
+        All until the first optimizer returns; what repeats if optimizers of a kind are taken for one; the commonest.
+        """
         updates = self._updates()
         if not updates:
             return self._pattern_of([(next(mark.key for mark in self._marks if mark.key != _MAYBE),)])
         length = next((i for i in range(1, len(updates)) if updates[i] == updates[0]), len(updates))
-        if len(updates) < _MAX_UPDATES and _repeat(updates, length):
+        if len(updates) < _MAX_UPDATES and repeats(updates, length):
             return self._pattern_of(updates[:length])
-        return self._pattern_of([max(updates, key=updates.count)], is_regular=False)
+        kinds = self._updates(by_kind=True)
+        if length := period_of(kinds):
+            return self._pattern_of(kinds[:length], is_by_kind=True)
+        return self._pattern_of([max(kinds, key=kinds.count)], is_by_kind=True, is_regular=False)
 
-    def _pattern_of(self, updates: Sequence[tuple[Hashable, ...]], *, is_regular: bool = True) -> Pattern:
-        names = {mark.key: mark.name for mark in self._marks}
+    def _pattern_of(
+        self, updates: Sequence[tuple[Hashable, ...]], *, is_by_kind: bool = False, is_regular: bool = True
+    ) -> Pattern:
+        names = {mark.kind if is_by_kind else mark.key: mark.name for mark in self._marks}
         num_updates, num_backward = len(self._updates()), self._marks[-1].num_backward - self._num_ended
         return Pattern(
             updates=tuple(updates),
             names=tuple(tuple(names[key] for key in update) for update in updates),
+            is_by_kind=is_by_kind,
             is_regular=is_regular,
             num_backward=round(num_backward / num_updates) if num_updates else 0,
         )
@@ -353,6 +307,8 @@ class StepFinder:
     def _settle(self, pattern: Pattern) -> None:
         """Assign all marks to steps, as if the pattern had been known from the first of them on."""
         marks, self._marks = self._marks, []
+        if self._pattern is not None:
+            self._others |= dict.fromkeys(self._pattern.classes)
         self._pattern, self._position = pattern, 0
         begins_all = not self._ever_backward
         steps, ends_ns, is_begun = [0], [], False
@@ -371,10 +327,10 @@ class StepFinder:
         self._num_steps += len(ends_ns)
         self._tell()
 
-    def _follow(self, mark: _Mark, pattern: Pattern) -> None:
-        is_new = mark.key not in pattern.keys and pattern.is_regular
+    def _follow(self, mark: Mark, pattern: Pattern) -> None:
+        is_new = pattern.identity_of(mark) not in pattern.keys and pattern.is_regular
         if mark.begins_update and (is_new or self._is_blind) and not self._marks:
-            self._num_wanted = max(2 * self._num_wanted, _UPDATES_FOR_IDLE)
+            self._num_wanted = min(max(2 * self._num_wanted, _UPDATES_FOR_IDLE), _MAX_UPDATES)
             self._is_blind = False
             self._learn(mark)  # the sequence is found anew from here on
         elif self._marks:
@@ -382,20 +338,22 @@ class StepFinder:
         elif self._advance(mark, pattern):
             self._end_step(mark.end_ns)
 
-    def _advance(self, mark: _Mark, pattern: Pattern) -> bool:
+    def _advance(self, mark: Mark, pattern: Pattern) -> bool:
         """Go on in the pattern; return whether that ends a step."""
-        keys = pattern.keys
-        if keys[self._position] != mark.key:
-            if not mark.begins_update or mark.key not in keys:
+        keys, identity = pattern.keys, pattern.identity_of(mark)
+        if keys[self._position] != identity:
+            if not mark.begins_update or identity not in keys:
                 return False
             self._num_irregular += pattern.is_regular
             ahead = (*range(self._position, len(keys)), *range(self._position))
-            self._position = next(i for i in ahead if keys[i] == mark.key)
+            self._position = next(i for i in ahead if keys[i] == identity)
+        if mark.name not in pattern.classes:  # it has taken the place of another
+            self._others[mark.name] = None
         self._position = (self._position + 1) % len(keys)
         return self._position == 0
 
     def _end_step(self, end_ns: int) -> None:
-        self._num_ended = self._num_backward
+        self._num_ended, self._ended_ns = self._num_backward, end_ns
         self._num_steps += 1
         if self.sink is not None:
             self.sink.end_step(end_ns)
@@ -405,26 +363,11 @@ class StepFinder:
         if self._pattern is not None:
             kind, evidence = self._pattern.kind, self._pattern.evidence
         if kind != "auto":
-            self._source = replace(self._source, kind=kind, evidence=evidence, num_irregular=self._num_irregular)
+            others = () if self._pattern is None else self._pattern.others_of(self._others)
+            found = replace(self._source, kind=kind, evidence=evidence)
+            self._source = replace(found, num_irregular=self._num_irregular, others=others)
         if self.sink is not None:
             self.sink.tell_source(self.source)
-
-
-def _common(period: Sequence[tuple[Hashable, ...]]) -> Sequence[tuple[Hashable, ...]]:
-    """Return the updates of a step: the shortest one, if all others are that and further optimizers after it.
-
-    An outer optimizer, which averages what the inner ones of all ranks have done in some steps, ends no step.
-    """
-    least = min(period, key=len)
-    is_part_of_all = all(
-        update[: len(least)] == least and not set(least) & set(update[len(least) :]) for update in period
-    )
-    return [least] if is_part_of_all else period
-
-
-def _repeat(updates: Sequence[tuple[Hashable, ...]], length: int) -> bool:
-    """Return whether updates repeat with a period, as far as they go."""
-    return all(updates[i] == updates[i + length] for i in range(len(updates) - length))
 
 
 class InferredSteps:

@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 
+import hpcpace
+from hpcpace.core.config import Config
+from hpcpace.core.environment import rank_info
+from hpcpace.core.text import NS_PER_S
+from hpcpace.observe.guest import Warner
 from hpcpace.observe.launch.follower import Follower
 from hpcpace.observe.samples import _MAX_FETCHED, BatchSizes
-from hpcpace.observe.steps import StepFinder, StepFrom, StepSource
+from hpcpace.observe.settings import TraceConfig
+from hpcpace.observe.steps import StepFinder, StepFrom
+from hpcpace.observe.update_patterns import Pattern, StepSource
 
 torch = pytest.importorskip("torch")
 MANY = 10_000
@@ -109,6 +117,62 @@ def test_steps_that_stop_being_seen_are_reported() -> None:
     )
     finder, _ = run(iter("bbbx" * 20 + "bbb"))
     assert "no step was seen" not in finder.source.words, "a step that is cut off"
+
+
+def test_a_loop_that_never_updates_has_no_step_and_says_so(tmp_path: Path) -> None:
+    """Gradients add up over 600 backward passes: before, that was a step that ends with each backward pass."""
+    config = Config(TraceConfig(counters=False, snapshot=False))
+    with hpcpace.session(run_dir=tmp_path, config=config, world=rank_info({}), step_from="auto") as session:
+        model = torch.nn.Linear(3, 1)
+        for _ in range(600):
+            model(torch.rand(4, 3)).square().mean().backward()
+    assert session.recorded is not None
+    assert (session.recorded["steps"], session.recorded["steps_from"]) == (
+        0,
+        "gradients add up, and nothing was seen to update parameters; "
+        "no step was seen to end in the last 600 backward passes",
+    )
+
+
+def test_a_last_step_that_is_cut_off_is_none(tmp_path: Path) -> None:
+    config = Config(TraceConfig(counters=False, snapshot=False))
+    with hpcpace.session(run_dir=tmp_path, config=config, world=rank_info({}), step_from="auto") as session:
+        model = torch.nn.Linear(3, 1)
+        for number in range(3 * 20 + 2):
+            model(torch.rand(4, 3)).square().mean().backward()
+            if number % 3 == 2:
+                with torch.no_grad():
+                    model.weight -= 0.1 * model.weight.grad
+                model.zero_grad()
+    assert session.recorded is not None and session.recorded["steps"] == 20
+
+
+def test_one_warning_while_a_step_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    warned: list[str] = []
+    finder = StepFinder(StepFrom(), warn=Warner({}).warn_once_for_all)
+    finder.has_changed = lambda: False
+    monkeypatch.setattr("builtins.print", lambda text, **_: warned.append(text))
+    for second in range(MANY):
+        finder.work_begins(second * NS_PER_S)
+        finder.backward_ended(second * NS_PER_S)
+    assert warned == [
+        "hpcpace: warning: no step was seen to end in the last 572 backward passes: gradients add up, and nothing was "
+        "seen to update parameters; `hpcpace trace --step-from backward:N` ends one after every N of them"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("updates", "words"),
+    [
+        (["x"] * 5 + ["y"], "X 5 times then Y, in turn, each after its own backward pass"),
+        (["x", "x", "y", "y", "x"], "X 2 times then Y 2 times then X, in turn, each after its own backward pass"),
+        ([*"abcdefghi"], "A then B then C then D then 5 others, in turn, each after its own backward pass"),
+        (["abcdefghi"], "A and B and C and D and 5 others, after each backward pass"),
+    ],
+)
+def test_the_words_for_a_pattern_are_bounded(updates: list[str], words: str) -> None:
+    names = tuple(tuple(update.upper()) for update in updates)
+    assert Pattern(updates=tuple(map(tuple, updates)), names=names).evidence == words
 
 
 def test_batches_that_no_module_gets_are_bounded() -> None:

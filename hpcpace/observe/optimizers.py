@@ -1,0 +1,138 @@
+"""Which optimizers are one to the steps of a job, although the script makes them anew.
+
+Rounds of federated training, folds and phases have optimizers of their own, and some loops make one per iteration. Each
+continues what one before it did.
+"""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Hashable
+from functools import partial
+from typing import Any, NamedTuple
+
+from torch.optim.optimizer import Optimizer
+
+MAX_FREE = 1_024
+"""memory: optimizers that no longer exist and that nobody has continued; the oldest are forgotten."""
+_MAX_NAME = 40
+"""display: letters of the name of an optimizer's class."""
+
+
+class OptimizerKey(NamedTuple):
+    """What an optimizer is to the steps of a job.
+
+    Attributes:
+        number: the same for optimizers that continue each other.
+        kind: the same for optimizers of one class whose parameters have the same shapes.
+    """
+
+    number: Hashable
+    kind: Hashable
+
+
+class _Free(NamedTuple):
+    number: int
+    kind: Hashable
+    parameters: Hashable
+
+
+class Optimizers:
+    """Numbers the optimizers of a job.
+
+    One takes over the number of an optimizer that no longer exists: of the one that updated the same parameters, or
+    else of one of the same kind. Two that exist at the same time have two numbers: an inner and an outer one may update
+    the same parameters, and two models of an ensemble have the same shapes.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[weakref.ref[Any] | None, OptimizerKey]] = {}
+        self._by_parameters: dict[Hashable, _Free] = {}
+        self._by_kind: dict[Hashable, dict[int, _Free]] = {}
+        self._free: dict[int, _Free] = {}
+        self._num_numbers = 0
+        self._stepped: set[int] = set()
+        self._existing: set[int] | None = None
+
+    @property
+    def num_known(self) -> int:
+        """How many optimizers are remembered."""
+        return len(self._known) + len(self._free)
+
+    @property
+    def have_stepped(self) -> bool:
+        """Whether any optimizer has stepped."""
+        return bool(self._stepped)
+
+    def key_of(self, optimizer: Any) -> OptimizerKey:
+        """Return what an optimizer is to the steps, and note that it steps."""
+        identity = id(optimizer)
+        self._stepped.add(identity)
+        reference, key = self._known.get(identity, (None, None))
+        if key is not None and (reference is None or reference() is optimizer):
+            return key
+        parameters, kind = _content(optimizer)
+        number = self._number_of(parameters, kind)
+        key = OptimizerKey(number, kind)
+        try:
+            gone = partial(self._forget, identity, _Free(number, kind, parameters))
+            self._known[identity] = weakref.ref(optimizer, gone), key
+        except TypeError:  # a class with slots: it counts as one that exists for ever
+            self._known[identity] = None, key
+        return key
+
+    def count_idle(self) -> int:
+        """Return how many optimizers exist that have not stepped so far."""
+        if self._existing is None:
+            # By their class alone: asking objects for theirs runs code of the job.
+            self._existing = {
+                id(found)
+                for found in gc.get_objects()
+                if Optimizer in type(found).__mro__ and getattr(type(found).step, "hooked", False)
+            }
+        return len(self._existing - self._stepped)
+
+    def _number_of(self, parameters: Hashable, kind: Hashable) -> int:
+        free = self._by_parameters.get(parameters) or next(iter(self._by_kind.get(kind, {}).values()), None)
+        if free is None:
+            self._num_numbers += 1
+            return self._num_numbers
+        self._take(free)
+        return free.number
+
+    def _forget(self, identity: int, free: _Free, _: object) -> None:
+        """Let another optimizer take the place of one that is gone; called wherever it ends, in any thread."""
+        self._known.pop(identity, None)
+        self._free[free.number] = free
+        self._by_kind.setdefault(free.kind, {})[free.number] = free
+        if free.parameters is not None:
+            self._by_parameters[free.parameters] = free
+        if len(self._free) > MAX_FREE:
+            self._take(next(iter(self._free.values())))
+
+    def _take(self, free: _Free) -> None:
+        self._free.pop(free.number, None)
+        if self._by_parameters.get(free.parameters) is free:
+            del self._by_parameters[free.parameters]
+        of_kind = self._by_kind.get(free.kind, {})
+        of_kind.pop(free.number, None)
+        if not of_kind:
+            self._by_kind.pop(free.kind, None)
+
+
+def name_of(optimizer: Any) -> str:
+    """Return the name of an optimizer's class, of bounded length."""
+    return type(optimizer).__name__[:_MAX_NAME]
+
+
+def _content(optimizer: Any) -> tuple[Hashable, Hashable]:
+    """Return the identity of an optimizer's parameters, None if unknown, and its kind."""
+    name = f"{type(optimizer).__module__}.{type(optimizer).__qualname__}"
+    try:
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        shapes = hash(tuple(tuple(parameter.shape) for parameter in parameters))
+    except Exception:  # the boundary to somebody else's class
+        return None, name
+    # Hashes: a large model has thousands of parameters.
+    return hash(frozenset(map(id, parameters))), (name, shapes)
