@@ -26,10 +26,12 @@ class OptimizerKey(NamedTuple):
     Attributes:
         number: the same for optimizers that continue each other.
         kind: the same for optimizers of one class whose parameters have the same shapes.
+        parameters: the same for optimizers of the same parameters.
     """
 
     number: Hashable
     kind: Hashable
+    parameters: Hashable
 
 
 class _Free(NamedTuple):
@@ -74,7 +76,7 @@ class Optimizers:
             return key
         parameters, kind = _content(optimizer)
         number = self._number_of(parameters, kind)
-        key = OptimizerKey(number, kind)
+        key = OptimizerKey(number, kind, number if parameters is None else parameters)
         try:
             gone = partial(self._forget, identity, _Free(number, kind, parameters))
             self._known[identity] = weakref.ref(optimizer, gone), key

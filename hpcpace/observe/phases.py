@@ -71,6 +71,7 @@ class PhaseObserver:
 
     Attributes:
         samples: the samples of the step that is running, as far as they can be guessed.
+        steps: as the argument.
         backward: observes backward passes; its `pacer` is called where the caller waits for gradients.
     """
 
@@ -86,7 +87,8 @@ class PhaseObserver:
         ended: PhaseEnded | None = None,
     ) -> None:
         self.samples = BatchSizes()
-        self._recorder, self._steps, self._warn, self._now, self._ended = recorder, steps, warn, now, ended
+        self._recorder, self._warn, self._now, self._ended = recorder, warn, now, ended
+        self.steps = steps
         self._cleanup = Replacements()
         self._calls = ModuleCalls(self._call_begins, self._call_ends, now=now)
         self.backward = BackwardPasses(
@@ -132,9 +134,9 @@ class PhaseObserver:
         self._look_for_libraries()
         for model in self._watched:
             self._watch(model)
-        if self._steps is not None:
-            self._steps.count_idle = self._known.count_idle
-            self._steps.has_changed = self._probe.has_changed
+        if self.steps is not None:
+            self.steps.count_idle = self._known.count_idle
+            self.steps.has_changed = self._probe.has_changed
         for handle in (
             register_optimizer_step_pre_hook(self._optimizer_begins),
             register_optimizer_step_post_hook(self._optimizer_ends),
@@ -202,16 +204,16 @@ class PhaseObserver:
         return (Phase.EVAL, since_ns) if since_ns else self._under_way
 
     def _call_begins(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
-        if self._steps is not None:
-            self._steps.rows_wait()
+        if self.steps is not None:
+            self.steps.rows_wait()
         if not torch.is_grad_enabled():
             self._evaluates_since_ns = self._evaluates_since_ns or time.monotonic_ns()
             return _SAMPLING if module.training else _EVAL
         self._end_eval_loop()
-        if self._steps is not None:
+        if self.steps is not None:
             self._work_begins()
             try:
-                if self._steps.follows_updates:
+                if self.steps.follows_updates:
                     self._probe.forward_begins(module)
                 self.samples.forwarded(module, args, kwargs)
             except Exception as error:  # the boundary to somebody else's module
@@ -245,8 +247,8 @@ class PhaseObserver:
         return self._num_in_a_row >= _STEPS_OF_A_HABIT
 
     def _work_begins(self) -> None:
-        if self._steps is not None and self._steps.follows_updates and not self._optimizers:
-            self._steps.work_begins(self._now())
+        if self.steps is not None and self.steps.follows_updates and not self._optimizers:
+            self.steps.work_begins(self._now())
 
     def _degrade(self, error: Exception) -> None:
         self.samples = BatchSizes()
@@ -324,7 +326,7 @@ class PhaseObserver:
                     self._calls.is_inside = False
                 self._under_way = outer
                 self._add(Phase.DATA, begin_ns)
-            if self._steps is not None:
+            if self.steps is not None:
                 self.samples.fetched(batch, loader)
             return batch
 
@@ -335,17 +337,17 @@ class PhaseObserver:
         self._work_begins()
 
     def _backward_ended(self, end_ns: int) -> None:
-        if self._steps is None:
+        if self.steps is None:
             return
-        self._steps.rows_wait()
+        self.steps.rows_wait()
         self.samples.backward_ended()
-        if self._steps.follows_updates:
+        if self.steps.follows_updates:
             self._probe.backward_ended()
-        self._steps.backward_ended(end_ns)
+        self.steps.backward_ended(end_ns)
         if self._stepped_inside and not self._optimizers:
             keys, names = [*self._stepped_inside], set(self._stepped_inside.values())
             self._stepped_inside.clear()
-            key = OptimizerKey(frozenset(key.number for key in keys), frozenset(key.kind for key in keys))
+            key = OptimizerKey(*map(frozenset, zip(*keys, strict=True)))
             self._tell_steps(key, f"{len(keys)} of {' and '.join(sorted(names))} inside backward", end_ns)
 
     def _timed_chunk(self, forward: Callable[..., Any]) -> Callable[..., Any]:
@@ -420,7 +422,7 @@ class PhaseObserver:
         end_ns = self._now()
         self._add(Phase.OPTIMIZER, begun[1], end_ns)
         key = self._known.key_of(optimizer)
-        if self._steps is None or self._optimizers:
+        if self.steps is None or self._optimizers:
             return
         if self.backward.depth:
             self._stepped_inside[key] = name_of(optimizer)
@@ -428,9 +430,9 @@ class PhaseObserver:
             self._tell_steps(key, name_of(optimizer), end_ns)
 
     def _tell_steps(self, key: OptimizerKey, name: str, end_ns: int) -> None:
-        if self._steps is not None:
+        if self.steps is not None:
             self.samples.optimizer_ended()
-            self._steps.optimizer_ended(key.number, name, end_ns, kind=key.kind)
+            self.steps.optimizer_ended(key.number, name, end_ns, kind=key.kind, parameters=key.parameters)
 
     def _collected(self, moment: str, _: dict[str, int]) -> None:
         # Python collects its youngest generation many times a step, in microseconds: only what can be felt is kept.

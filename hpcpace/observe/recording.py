@@ -17,6 +17,7 @@ from hpcpace.core.detail import Detail
 from hpcpace.core.environment import RankInfo, process_environ, process_redaction
 from hpcpace.core.files import Folder
 from hpcpace.core.rundir import NUM_OURS_OF_TRACES, Attempt, RunDirectory
+from hpcpace.core.text import plural
 from hpcpace.observe.alarm import Alarm
 from hpcpace.observe.clock_thread import ClockThread
 from hpcpace.observe.collectives.observer import CollectiveObserver
@@ -54,6 +55,7 @@ from hpcpace.observe.watchdog import Seen, Watchdog
 from hpcpace.trace.recorder import Recorder
 from hpcpace.trace.schema import DEVICE_TABLES, NUMBER_BITS, TABLES, ErrorPart, EventKind, Phase, StepFlag, TraceHeader
 
+NAMED = "named by the script"
 _FIRST_FLUSH_TIMEOUT_S = 5.0
 # A disk that hangs must not cost the seconds that Slurm leaves between SIGTERM and SIGKILL (KillWait, 30 by default).
 _RESCUE_TIMEOUT_S = 3.0
@@ -76,7 +78,8 @@ class Recording:
 
     Attributes:
         step: number of the step that is running.
-        steps: finds steps, as the argument.
+        steps: finds steps, as the argument, until the job says where they end.
+        takes_names: whether a session inside this one may say where steps end.
         clocks: compares the clocks; None where that is switched off.
         now: the clock of what happens in the training: that of the host, and on ranks with a device a mark there, too.
         recorder: takes the rows.
@@ -133,7 +136,7 @@ class Recording:
         self._groups = GroupNumbers(self.recorder)
         self._collectives = SwitchedCollectives(partial(self._new_observer, config))
         self.recorder.open_collectives = self._collectives.open_collectives
-        self.steps = steps
+        self.steps, self.takes_names = steps, steps is not None and steps.is_auto
         self.phases = PhaseObserver(
             self.recorder,
             has_open_collectives=lambda: self._collectives.has_open,
@@ -363,6 +366,18 @@ class Recording:
         self.number_rows(step)
         self.recorder.settle_steps(numbers)
 
+    def await_names(self, is_awaited: bool = True) -> None:
+        """Find no step for now, where the job is about to say where they end; or go on."""
+        if self.steps is not None:
+            self.steps.await_names(is_awaited)
+
+    def name_steps(self) -> None:
+        """Let the job say from here on where steps end; none is found any more."""
+        steps, self.steps, self.phases.steps = self.steps, None, None
+        if steps is not None:
+            self._step_flags |= steps.give_up()
+            self._add_event(EventKind.STEP_SOURCE, 0, f"{plural(self.step, 'step')} by session.step(): {NAMED}")
+
     def add_step_source(self, source: StepSource) -> None:
         """Record how steps are found."""
         self._add_event(EventKind.STEP_SOURCE, source.num_irregular, str(source))
@@ -395,7 +410,7 @@ class Recording:
         """Return what was recorded, see `Session.recorded`; complete once the recording is closed."""
         return {
             "steps": self.step - self._first_step,
-            "steps_from": "named by the script" if self.steps is None else self.steps.source.words,
+            "steps_from": NAMED if self.steps is None else self.steps.source.words,
             "phases": [phase.name.lower() for phase in Phase if phase in self.recorder.phases_seen],
             "collectives_by": self._collectives.layer,
         }

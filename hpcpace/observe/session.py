@@ -41,9 +41,10 @@ from hpcpace.world.deadline import Deadline
 from hpcpace.world.messages import Messages, NoMessages, own_store
 
 START, END = "start", "end"
-_RECORDED_ALREADY = (
-    "this session records nothing, because `hpcpace trace` or another session does: to count the steps of this one, "
-    "start the job without `hpcpace trace`"
+_RECORDED_ALREADY = "this session records nothing, because another one does, or `hpcpace trace --step-from`"
+_NAMES_STEPS = (
+    "`hpcpace trace` records this job: the session in the script names its steps, samples and phases, and its other "
+    "arguments do not count"
 )
 
 
@@ -91,6 +92,7 @@ class Session(SessionSettings):
 
     A session never ends the job, but for a hang where `hang.on_hang` is `stop`. If settings and environment contradict
     each other, it warns once and records nothing.
+    In a job of `hpcpace trace` that finds steps by itself, a session records into that trace and names its steps.
     If the job leaves SIGTERM its default action, the session writes what it has in memory before that action.
     """
 
@@ -98,8 +100,11 @@ class Session(SessionSettings):
     open_pacing: ClassVar[OpenPacing | None] = None
     # So is what divides steps into parts, as observation imports no formulas.
     measure_parts: ClassVar[MeasureParts | None] = None
+    # Called before a session starts in a process that belongs to a traced job.
+    before_start: ClassVar[Callable[[], None] | None] = None
     # Torch's operators and hooks are there once in a process, and so is what observes them; a fork is another process.
     _recorded_pid: ClassVar[int] = 0
+    _recorded_by: ClassVar[Session | None] = None
 
     def __post_init__(self) -> None:
         self.run: RunDirectory | None = None
@@ -109,6 +114,7 @@ class Session(SessionSettings):
         self._config = Config()
         self._messages: Messages | NoMessages | None = None
         self._recording: Recording | None = None
+        self._is_inside = False  # of another session, whose recording this is
         self.recorded: dict[str, Any] | None = None
         self._known_error: BaseException | None = None
         self._probe: Callable[[str], None] | None = None
@@ -145,6 +151,7 @@ class Session(SessionSettings):
             return
         try:
             end_ns = recording.now()
+            recording.name_steps()
             recording.end_step(end_ns, samples, flags | recording.phases.end_step())
         except Exception as error:  # the boundary to somebody else's job
             self._end_early(error)
@@ -193,10 +200,11 @@ class Session(SessionSettings):
                 if find_rank(self).rank == 0:
                     self._warner.tell(OPTED_OUT_LINE)
             return self
+        before_start = type(self).before_start
+        if before_start is not None:
+            before_start()
         if Session._recorded_pid == os.getpid():
-            with suppress(WorldError):
-                self._warner.rank = find_rank(self).rank
-            self._warner.warn_once_for_all(_RECORDED_ALREADY)
+            self._enter_recorded(Session._recorded_by)
             return self
         try:
             self._start()
@@ -207,11 +215,28 @@ class Session(SessionSettings):
             self._stop(in_order=False)
         return self
 
+    def _enter_recorded(self, outer: Session | None) -> None:
+        """Use the recording of another session, if that one finds steps by itself and the script names them."""
+        recording = None if outer is None else outer._recording
+        if outer is not None and recording is not None and recording.takes_names and self.step_from is None:
+            recording.await_names()
+            self._is_inside, self._recording, self.phase = True, recording, outer.phase
+            self.run, self.attempt, self._warner.rank = outer.run, outer.attempt, outer.rank
+            if outer.rank == 0:
+                self._warner.tell(_NAMES_STEPS)
+            return
+        with suppress(WorldError):
+            self._warner.rank = find_rank(self).rank
+        self._warner.warn_once_for_all(_RECORDED_ALREADY)
+
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         # A script that ends torch's group in a `finally` block leaves the session there, without handing an error down.
         error = error or error_in_flight(self._known_error)
+        if self._is_inside:
+            self._leave_recorded()
+            return
         has_recorded = self.is_recording
         is_in_order = error is None and kind is None
         self._stop(in_order=is_in_order, error=error)
@@ -221,6 +246,14 @@ class Session(SessionSettings):
             self._leave_together(self._messages)
         if has_recorded and is_in_order:
             self._make_card()
+
+    def _leave_recorded(self) -> None:
+        """Leave the recording to the session that it belongs to."""
+        self.phase = NullRecorder().phase
+        if self._recording is not None:
+            self._recording.await_names(False)
+            self.recorded = self._recording.recorded()
+        self._is_inside, self._recording = False, None
 
     def _make_card(self) -> None:
         """Have the card made on rank 0, unless it is not wanted."""
@@ -287,7 +320,7 @@ class Session(SessionSettings):
         if steps is not None:
             steps.sink = InferredSteps(recording, failed=self._end_early)
         recording.start()
-        Session._recorded_pid = os.getpid()
+        Session._recorded_pid, Session._recorded_by = os.getpid(), self
         self.phase = recording.recorder.phase
 
     def _open_pacing(self, joined: JoinedRank, attempt: Attempt) -> Callable[[Any], Pacer]:
@@ -363,7 +396,7 @@ class Session(SessionSettings):
         recording, self._recording = self._recording, None
         self.phase = NullRecorder().phase
         if recording is not None:
-            Session._recorded_pid = 0
+            Session._recorded_pid, Session._recorded_by = 0, None
             recording.close(in_order=in_order, error=error)
             self.recorded = recording.recorded()
 

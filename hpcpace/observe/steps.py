@@ -12,12 +12,22 @@ import re
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import pairwise, starmap
+from operator import eq
 from typing import TYPE_CHECKING
 
 from hpcpace.core.errors import UsageError
 from hpcpace.core.text import NS_PER_S
-from hpcpace.observe.update_patterns import Mark, Pattern, StepSource, common_updates, period_of, repeats
+from hpcpace.observe.update_patterns import (
+    By,
+    Mark,
+    Pattern,
+    StepSource,
+    common_updates,
+    identity_of,
+    period_of,
+    repeats,
+)
 from hpcpace.trace.schema import StepFlag
 
 if TYPE_CHECKING:
@@ -106,6 +116,7 @@ class StepFinder:
         self._warn = warn
         self.sink: InferredSteps | None = None
         self.follows_updates = step_from.is_auto
+        self._awaits_names = False
         self._source = StepSource(kind="unknown", evidence="no optimizer has stepped and no backward pass was seen")
         self._num_steps = 0
         self._step_from = step_from
@@ -122,6 +133,11 @@ class StepFinder:
         self._last_backward_ns = self._ended_ns = 0
 
     @property
+    def is_auto(self) -> bool:
+        """Whether the job shows what ends a step."""
+        return self._step_from.is_auto
+
+    @property
     def source(self) -> StepSource:
         """How steps are found, as far as known."""
         return replace(self._source, num_steps=self._num_steps)
@@ -136,13 +152,15 @@ class StepFinder:
         if self._step_from.kind == "backward":
             self._count(end_ns)
 
-    def optimizer_ended(self, key: Hashable, name: str, end_ns: int, *, kind: Hashable = None) -> None:
+    def optimizer_ended(
+        self, key: Hashable, name: str, end_ns: int, *, kind: Hashable = None, parameters: Hashable = None
+    ) -> None:
         """Note the end of an optimizer's step that is not part of another's.
 
         Args:
             key: which optimizer, or which ones at once, inside a backward pass.
             name: its class.
-            kind: the same for all optimizers like it; by default there are none.
+            kind, parameters: the same for all optimizers like it, and of the same parameters; by default no others are.
         """
         if self._step_from.kind == "optimizer":
             self._count(end_ns)
@@ -150,7 +168,8 @@ class StepFinder:
             return
         if self._has_backward:
             self.follows_updates = False
-        mark = Mark(key, key if kind is None else kind, name, end_ns, self._has_backward, self._num_backward)
+        kind, parameters = key if kind is None else kind, key if parameters is None else parameters
+        mark = Mark(key, kind, parameters, name, end_ns, self._has_backward, self._num_backward)
         self._has_backward = False
         if self._pattern is None or self._pattern.is_by_backward:
             self._learn(mark)
@@ -170,10 +189,11 @@ class StepFinder:
 
     def _learn_without_optimizer(self, now_ns: int, *, is_seen: bool) -> None:
         """Note that parameters may have changed; optimizers that exist and have not stepped are awaited."""
-        mark = Mark(_MAYBE, _MAYBE, "", now_ns, True, self._num_backward, is_seen)
+        mark = Mark(_MAYBE, _MAYBE, _MAYBE, "", now_ns, True, self._num_backward, is_seen)
         self._add_mark(mark)
         pattern, num_marks = self._pattern_without_optimizer(), sum(mark.key == _MAYBE for mark in self._marks)
-        if num_marks >= (_MAX_UPDATES if self.count_idle() else 1 if pattern.is_regular else _BACKWARD_UNSEEN):
+        is_early = self._awaits_names or self.count_idle()
+        if num_marks >= (_MAX_UPDATES if is_early else 1 if pattern.is_regular else _BACKWARD_UNSEEN):
             self._settle(pattern)
 
     def _pattern_without_optimizer(self, *, is_seen: bool = False) -> Pattern:
@@ -196,6 +216,21 @@ class StepFinder:
         if num_left > _BACKWARD_LEFT * max(usual, 1):
             self._source = replace(self._source, num_left=num_left)
         self._tell()
+
+    def await_names(self, is_awaited: bool = True) -> None:
+        """End no step for 64 updates, where the job is about to say where they end; or go on."""
+        self._awaits_names = is_awaited
+        if is_awaited:
+            self._pattern = None
+
+    def give_up(self) -> StepFlag:
+        """End no step any more; return the marks of the step that is running."""
+        num_marks, self._marks = len(self._marks), []
+        if self.sink is None:
+            return StepFlag.NONE
+        if num_marks:
+            self.sink.settle([0] * (num_marks + 1), [])
+        return self.sink.carried_flags
 
     def _finish_without_optimizer(self) -> None:
         changed = self.has_changed() if self._is_open else False
@@ -237,14 +272,14 @@ class StepFinder:
         if pattern is not None:
             self._settle(pattern)
 
-    def _updates(self, *, by_kind: bool = False) -> list[tuple[Hashable, ...]]:
+    def _updates(self, by: By = "key") -> list[tuple[Hashable, ...]]:
         """Return the optimizers of each update so far; steps before the first backward pass belong to none."""
         updates: list[list[Hashable]] = []
         counts_all = not self._ever_backward or len(self._marks) >= _MAX_MARKS
         for mark in self._marks:
             if mark.key == _MAYBE:
                 continue
-            identity = mark.kind if by_kind else mark.key
+            identity = identity_of(mark, by)
             if mark.begins_update or counts_all:
                 updates.append([identity])
             elif updates:
@@ -253,7 +288,8 @@ class StepFinder:
 
     def _found_pattern(self) -> Pattern | None:
         updates = self._updates()
-        if len(updates) < (self._num_wanted if self._ever_backward else _UPDATES_WITHOUT_BACKWARD):
+        num_wanted = self._num_wanted if self._ever_backward else _UPDATES_WITHOUT_BACKWARD
+        if len(updates) < (_MAX_UPDATES if self._awaits_names else num_wanted):
             return None
         length = period_of(updates)
         if length:
@@ -268,12 +304,17 @@ class StepFinder:
     def _pattern_of_period(self, period: Sequence[tuple[Hashable, ...]]) -> Pattern:
         """Return the pattern of a period that has shown itself.
 
-        Where models of one kind train one after the other, several updates each, an update is a step.
+        An update is a step where models of one kind train one after the other, several updates each, and where
+        optimizers of the same parameters take turns.
         """
-        kinds = self._updates(by_kind=True)[: len(period)]
-        if len({*kinds}) == 1 and any(update == following for update, following in pairwise(period)):
-            return self._pattern_of(kinds[:1], is_by_kind=True)
-        return self._pattern_of(common_updates(period))
+        common, length = common_updates(period), len(period)
+        if len(common) == 1:
+            return self._pattern_of(common)
+        parameters = {update[0] for update in self._updates("parameters")[:length]}
+        if len(parameters) == 1 and self._ever_backward:
+            return self._pattern_of([tuple(parameters)], by="parameters")
+        kinds, is_in_runs = self._updates("kind")[:length], any(starmap(eq, pairwise(period)))
+        return self._pattern_of(kinds[:1], by="kind") if is_in_runs and len({*kinds}) == 1 else self._pattern_of(common)
 
     def _likely_pattern(self) -> Pattern:
         """Return the best guess where no period shows.
@@ -286,20 +327,20 @@ class StepFinder:
         length = next((i for i in range(1, len(updates)) if updates[i] == updates[0]), len(updates))
         if len(updates) < _MAX_UPDATES and repeats(updates, length):
             return self._pattern_of(updates[:length])
-        kinds = self._updates(by_kind=True)
+        kinds = self._updates("kind")
         if length := period_of(kinds):
-            return self._pattern_of(kinds[:length], is_by_kind=True)
-        return self._pattern_of([max(kinds, key=kinds.count)], is_by_kind=True, is_regular=False)
+            return self._pattern_of(kinds[:length], by="kind")
+        return self._pattern_of([max(kinds, key=kinds.count)], by="kind", is_regular=False)
 
     def _pattern_of(
-        self, updates: Sequence[tuple[Hashable, ...]], *, is_by_kind: bool = False, is_regular: bool = True
+        self, updates: Sequence[tuple[Hashable, ...]], *, by: By = "key", is_regular: bool = True
     ) -> Pattern:
-        names = {mark.kind if is_by_kind else mark.key: mark.name for mark in self._marks}
+        names = {identity_of(mark, by): mark.name for mark in reversed(self._marks)}
         num_updates, num_backward = len(self._updates()), self._marks[-1].num_backward - self._num_ended
         return Pattern(
             updates=tuple(updates),
             names=tuple(tuple(names[key] for key in update) for update in updates),
-            is_by_kind=is_by_kind,
+            by=by,
             is_regular=is_regular,
             num_backward=round(num_backward / num_updates) if num_updates else 0,
         )
@@ -341,6 +382,8 @@ class StepFinder:
     def _advance(self, mark: Mark, pattern: Pattern) -> bool:
         """Go on in the pattern; return whether that ends a step."""
         keys, identity = pattern.keys, pattern.identity_of(mark)
+        if not pattern.may_advance(mark):
+            return False
         if keys[self._position] != identity:
             if not mark.begins_update or identity not in keys:
                 return False
@@ -388,6 +431,11 @@ class InferredSteps:
     def num_held(self) -> int:
         """How many rows are in memory while some of them wait for the numbers of their steps."""
         return self._recording.recorder.num_held
+
+    @property
+    def carried_flags(self) -> StepFlag:
+        """The marks that are known already of the step that is running."""
+        return self._carried[1]
 
     def mark(self) -> None:
         """Number rows provisionally: a step may have ended here."""

@@ -7,12 +7,15 @@ from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from hpcpace.core.text import plural
 
 # display: classes of optimizers, or updates of a period, that a text names.
 _MAX_NAMED = 4
+
+
+By = Literal["key", "kind", "parameters"]
 
 
 class Mark(NamedTuple):
@@ -21,6 +24,7 @@ class Mark(NamedTuple):
     Attributes:
         key: which optimizer.
         kind: the same for optimizers like it.
+        parameters: the same for optimizers of the same parameters.
         name: its class.
         end_ns: when it ended.
         begins_update: whether a backward pass came before it.
@@ -30,11 +34,17 @@ class Mark(NamedTuple):
 
     key: Hashable
     kind: Hashable
+    parameters: Hashable
     name: str
     end_ns: int
     begins_update: bool
     num_backward: int
     is_seen: bool = True
+
+
+def identity_of(mark: Mark, by: By) -> Hashable:
+    """Return one of the identities of a mark."""
+    return mark.key if by == "key" else mark.kind if by == "kind" else mark.parameters
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +54,8 @@ class Pattern:
     Attributes:
         updates: the optimizers of each update, in the order in which they step.
         names: their classes.
-        is_by_kind: whether optimizers of one kind are not distinguished, as where each model of many has its own.
+        by: what is in `updates`: `key`; `kind`, as where each model of many has its own optimizer; or `parameters`, as
+            where two optimizers of one model take turns.
         is_regular: whether the sequence repeats; otherwise steps end with the commonest update. Without optimizers,
             whether the parameters can be seen to change.
         num_backward: backward passes for each update, rounded.
@@ -52,7 +63,7 @@ class Pattern:
 
     updates: tuple[tuple[Hashable, ...], ...]
     names: tuple[tuple[str, ...], ...] = ()
-    is_by_kind: bool = False
+    by: By = "key"
     is_regular: bool = True
     num_backward: int = 1
 
@@ -104,7 +115,11 @@ class Pattern:
 
     def identity_of(self, mark: Mark) -> Hashable:
         """Return what of a mark is in `updates`."""
-        return mark.kind if self.is_by_kind else mark.key
+        return identity_of(mark, self.by)
+
+    def may_advance(self, mark: Mark) -> bool:
+        """Return whether a mark may be the next one: an outer optimizer has no backward pass of its own."""
+        return self.by != "parameters" or mark.begins_update
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -69,15 +69,15 @@ def test_a_process_group_that_a_mesh_makes_is_recorded(torchrun: Run, tmp_path: 
 
 
 @pytest.mark.nightly
-def test_a_session_of_the_script_leaves_the_recording_to_the_command(
+def test_a_session_of_the_script_names_the_steps_of_the_command(
     torchrun: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     result = torchrun(2, *TRACE, "--run-dir", tmp_path / "run", "--", SCRIPT, "own_session")
     assert result.returncode == 0, result.stderr
-    assert _ranks_and_steps(tmp_path / "run") == [(0, 2, 4), (1, 2, 4)]
+    assert _ranks_and_steps(tmp_path / "run") == [(0, 2, 2), (1, 2, 2)], "of two updates each"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run"]
-    assert result.stderr.count("this session records nothing") == 2 and "Overriding" not in result.stderr
+    assert result.stderr.count("the session in the script names its steps") == 1 and "Overriding" not in result.stderr
 
 
 @pytest.mark.nightly

@@ -94,14 +94,24 @@ struct Call {
   const void* address = nullptr;
 };
 
+// A sparse tensor has neither an address nor a size of its own: gloo sends its indices and its values.
+int64_t size_of(const at::Tensor& tensor) {
+  size_t size = tensor.is_sparse() ? tensor._indices().nbytes() + tensor._values().nbytes() : tensor.nbytes();
+  return static_cast<int64_t>(size);
+}
+
+const void* address_of(const at::Tensor& tensor) {
+  return tensor.is_sparse() ? nullptr : tensor.const_data_ptr();
+}
+
 int64_t size_of(const c10::IValue& payload) {
   if (payload.isTensor()) {
-    return static_cast<int64_t>(payload.toTensor().nbytes());
+    return size_of(payload.toTensor());
   }
   int64_t size = 0;
   if (payload.isTensorList()) {
     for (const at::Tensor& tensor : payload.toTensorList()) {
-      size += static_cast<int64_t>(tensor.nbytes());
+      size += size_of(tensor);
     }
   } else {
     for (const c10::IValue& part : payload.toListRef()) {
@@ -113,11 +123,11 @@ int64_t size_of(const c10::IValue& payload) {
 
 const void* address_of(const c10::IValue& filled) {
   if (filled.isTensor()) {
-    return filled.toTensor().const_data_ptr();
+    return address_of(filled.toTensor());
   }
   if (filled.isTensorList()) {
     auto tensors = filled.toTensorList();
-    return tensors.empty() ? nullptr : tensors.get(0).const_data_ptr();
+    return tensors.empty() ? nullptr : address_of(tensors.get(0));
   }
   if (filled.isList()) {
     auto parts = filled.toListRef();

@@ -325,7 +325,7 @@ class CollectiveObserver:
         by_address = self._by_address
 
         def observed(keyset: Any, tensor: torch.Tensor) -> Any:
-            is_known = bool(by_address) and not keyset.has(_META)
+            is_known = bool(by_address) and not keyset.has(_META) and not tensor.is_sparse
             opened = by_address.get(tensor.data_ptr()) if is_known else None
             if opened is None:
                 return redispatch(keyset.remove(_KEY), tensor)

@@ -96,7 +96,7 @@ class Operator:
         filled: Any = args[self.result] if self.result >= 0 else None
         while isinstance(filled, (list, tuple)):
             filled = filled[0] if filled else None
-        return filled.data_ptr() if filled is not None else 0
+        return filled.data_ptr() if filled is not None and not filled.is_sparse else 0
 
 
 def operators() -> list[Operator]:
@@ -130,7 +130,8 @@ def _describe(name: str) -> Operator:
 def _size_bytes(payload: Any) -> int:
     if isinstance(payload, (list, tuple)):
         return sum(map(_size_bytes, payload))
-    size: int = payload.nbytes
+    # A sparse tensor has neither an address nor a size of its own: gloo sends its indices and its values.
+    size: int = payload._indices().nbytes + payload._values().nbytes if payload.is_sparse else payload.nbytes
     return size
 
 

@@ -11,7 +11,7 @@ import atexit
 import os
 import sys
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import fields
 from functools import partial, wraps
 from pathlib import Path
@@ -158,7 +158,10 @@ class Follower:
             atexit.register(self._tell)
 
     def follow(self, module: Any) -> None:
-        """Follow what a module does that has just been imported: torch's groups, or torch as a whole."""
+        """Follow what a module does that has just been imported: torch's groups, torch as a whole, or a session."""
+        if module.__name__ == "hpcpace.observe.session":
+            module.Session.before_start = self._before_session
+            return
         if module.__name__ != "torch":
             self._follow_groups(module)
             return
@@ -259,6 +262,12 @@ class Follower:
             self._note("failed", why=f"{world.world_size} ranks train, and torch connects none of them to another")
         else:
             self._begin(world)
+
+    def _before_session(self) -> None:
+        """Begin to record a process without a group before a session in its script would."""
+        with suppress(WorldError):
+            if self._stop_waiting and rank_info(process_environ()).world_size == 1:
+                self._safely(self._train_alone)
 
     def _wait_no_more(self) -> None:
         stop_waiting, self._stop_waiting = self._stop_waiting, []

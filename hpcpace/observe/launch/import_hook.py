@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from importlib.machinery import ModuleSpec
     from typing import Any
 
-WATCHED = ("torch.distributed.distributed_c10d", "torch")
+WATCHED = ("torch.distributed.distributed_c10d", "torch", "hpcpace.observe.session")
 """The modules whose import is noted: the first before others take its functions by name, the second when torch is
-complete."""
+complete, the third for sessions of the script's own."""
 
 
 def arm() -> None:

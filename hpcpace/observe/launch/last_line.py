@@ -174,7 +174,7 @@ def last_line(notes: list[dict[str, Any]], problem: str, folder: str) -> str:
     what = [plural(last["world_size"], "rank")]
     if ended:
         phases = listed(ended[-1]["phases"])
-        advice = "" if ended[-1]["steps"] else "; call session.step() where one ends, without `hpcpace trace`"
+        advice = "" if ended[-1]["steps"] else "; call session.step() where one ends"
         what.append(f"{plural(ended[-1]['steps'], 'step')} ({ended[-1]['steps_from']}{advice})")
         what.append(f"phases {phases}" if phases else "no phases")
         if last["world_size"] > 1:

@@ -46,6 +46,12 @@ def _tensor(num_elements: int = 4) -> torch.Tensor:
 
 CALLS: list[tuple[Callable[[], Any], Op, int]] = [
     (lambda: dist.all_reduce(_tensor()), Op.ALL_REDUCE, 16),
+    # Gradients of embeddings: two values and two indices.
+    (
+        lambda: dist.all_reduce(torch.sparse_coo_tensor([[0, 2]], _tensor(2), (4,), check_invariants=True)),
+        Op.ALL_REDUCE,
+        24,
+    ),
     (lambda: dist.all_reduce_coalesced([_tensor(), _tensor(2)]), Op.ALL_REDUCE, 24),
     (lambda: dist.all_gather([_tensor()], _tensor()), Op.ALL_GATHER, 16),
     (lambda: dist.all_gather_into_tensor(_tensor(), _tensor()), Op.ALL_GATHER, 16),

@@ -87,6 +87,26 @@ def adam_is_kept_while_sgd_steps() -> int:
     return 20
 
 
+def adam_and_sgd_take_turns() -> int:
+    model = _model()
+    optimizers = Adam(model.parameters()), SGD(model.parameters(), lr=0.1)
+    for step in range(40):
+        _update(model, optimizers[step // 5 % 2])
+    return 40
+
+
+def adam_and_sgd_take_turns_below_an_outer_one() -> int:
+    """Let an outer optimizer step after every tenth update."""
+    model = _model()
+    optimizers = Adam(model.parameters()), SGD(model.parameters(), lr=0.1)
+    outer = SGD(model.parameters(), lr=0.7, momentum=0.9)
+    for step in range(60):
+        _update(model, optimizers[step // 5 % 2])
+        if step % 10 == 9:
+            outer.step()
+    return 60
+
+
 def clients_with_models_of_their_own() -> int:
     """Train seven clients that live as long as the job, one after the other, for five updates a round."""
     clients = [_model() for _ in range(7)]
@@ -165,6 +185,8 @@ LOOPS: dict[Callable[[], int], str] = {
     adam_and_then_sgd_over_the_same_parameters: "Adam, after each backward pass; at other times SGD",
     swapped_every_third_update: "Adam, after each backward pass; at other times SGD",
     adam_is_kept_while_sgd_steps: "SGD, after each backward pass; at other times Adam",
+    adam_and_sgd_take_turns: "Adam, after each backward pass; at other times SGD",
+    adam_and_sgd_take_turns_below_an_outer_one: "Adam, after each backward pass; at other times SGD",
     clients_with_models_of_their_own: "SGD, after each backward pass",
     two_clients_with_models_of_their_own: "SGD, after each backward pass",
     models_of_one_shape_that_train_in_turn: "SGD then SGD, in turn, each after its own backward pass",
