@@ -289,6 +289,147 @@ def gradients_that_overflow() -> None:
         optimizer.zero_grad()
 
 
+def adversarial_inputs() -> None:
+    """Ascend in the input for three passes, as PGD does, and then train on what comes of it."""
+    model = _model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for batch in _batches():
+        shift = torch.zeros_like(batch, requires_grad=True)
+        for _ in range(3):
+            (gradient,) = torch.autograd.grad(_loss(model, batch + shift), shift)
+            shift = (shift + 0.01 * gradient.sign()).detach().requires_grad_()
+        _loss(model, batch + shift.detach()).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def cached_gradients() -> None:
+    """Embed without gradients, take those of the loss, and embed once more in parts, as contrastive losses do."""
+    model = _model()
+    optimizer = torch.optim.AdamW(model.parameters())
+    for batch in _batches():
+        parts = batch.chunk(2)
+        with torch.no_grad():
+            leaves = [model(part).requires_grad_() for part in parts]
+        torch.cat(leaves).logsumexp(0).sum().backward()
+        for part, leaf in zip(parts, leaves, strict=True):
+            model(part).backward(leaf.grad)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def meta_learning() -> None:
+    """Differentiate through two inner updates of each of two tasks, as MAML does."""
+    model = _model()
+    optimizer = torch.optim.Adam(model.parameters())
+    for batch in _batches():
+        for task in batch.chunk(2):
+            inner = dict(model.named_parameters())
+            for _ in range(2):
+                loss = torch.func.functional_call(model, inner, (task,)).square().mean()
+                gradients = torch.autograd.grad(loss, [*inner.values()], create_graph=True)
+                inner = {
+                    name: own - 0.1 * gradient for (name, own), gradient in zip(inner.items(), gradients, strict=True)
+                }
+            torch.func.functional_call(model, inner, (task,)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def penalty_on_gradients() -> None:
+    """Train a critic twice for each update of the generator, with a penalty on gradients of gradients."""
+    generator, critic = nn.Linear(3, 3), _model()
+    first, second = (torch.optim.Adam(model.parameters()) for model in (critic, generator))
+    for batch in _batches():
+        for _ in range(2):
+            between = batch.clone().requires_grad_()
+            (gradient,) = torch.autograd.grad(critic(between).sum(), between, create_graph=True)
+            first.zero_grad()
+            (_loss(critic, generator(batch).detach()) + (gradient.norm(dim=1) - 1).square().mean()).backward()
+            first.step()
+        second.zero_grad()
+        _loss(critic, generator(batch)).backward()
+        second.step()
+
+
+def frozen_and_thawed() -> None:
+    model = _model()
+    optimizer = torch.optim.Adam(model.parameters())
+    for number, batch in enumerate(_batches()):
+        if number == 20:
+            model[0].requires_grad_(False)
+            optimizer = torch.optim.Adam([own for own in model.parameters() if own.requires_grad])
+        if number == 40:
+            optimizer.add_param_group({"params": [*model[0].requires_grad_().parameters()]})
+        _loss(model, batch).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def several_epochs_over_a_rollout() -> None:
+    """Play without gradients, and then make four updates, each of which is a step."""
+    policy = _model()
+    optimizer = torch.optim.Adam(policy.parameters())
+    for _ in range(NUM_ITERATIONS // 4):
+        with torch.no_grad():
+            seen = [policy(torch.rand(_BATCH, 3)) for _ in range(5)]
+        for _ in range(2):
+            for half in torch.cat(seen).expand(-1, 3).chunk(2):
+                _loss(policy, half).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+
+
+def gradients_of_two_losses() -> None:
+    model = _model()
+    optimizer = torch.optim.Adam(model.parameters())
+    for batch in _batches():
+        seen = model(batch)
+        seen.square().mean().backward(retain_graph=True)
+        seen.sin().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def averaged_models() -> None:
+    model = _model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    average = torch.optim.swa_utils.AveragedModel(model)
+    rate = torch.optim.swa_utils.SWALR(optimizer, swa_lr=0.05)
+    for batch in _batches():
+        _loss(model, batch).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        average.update_parameters(model)
+        rate.step()
+    torch.optim.swa_utils.update_bn(_batches(), average)
+
+
+class LookAhead(torch.optim.Optimizer):
+    """Lets another optimizer step, and moves parameters halfway back after every fifth step."""
+
+    def __init__(self, base: torch.optim.Optimizer) -> None:
+        self.base, self.num_steps = base, 0
+        super().__init__(base.param_groups[0]["params"], {})
+        self.slow = [own.detach().clone() for own in self.param_groups[0]["params"]]
+
+    def step(self, closure: Any = None) -> None:
+        self.base.step()
+        self.num_steps += 1
+        if self.num_steps % 5 == 0:
+            for own, slow in zip(self.param_groups[0]["params"], self.slow, strict=True):
+                own.data.copy_(slow.lerp_(own.detach(), 0.5))
+
+
+def optimizer_around_another() -> None:
+    model = _model()
+    optimizer = LookAhead(torch.optim.Adam(model.parameters()))
+    for batch in _batches():
+        _loss(model, batch).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
 def evaluated_and_saved(folder: Path) -> None:
     model = _model()
     optimizer = torch.optim.Adam(model.parameters())
@@ -335,6 +476,15 @@ PROGRAMS: dict[Callable[[], None], str] = {
     closure: "Adam, after each backward pass",
     resumed: "Adam, after each backward pass",
     gradients_that_overflow: "SGD, after each backward pass",
+    adversarial_inputs: "SGD, after 4 backward passes",
+    cached_gradients: "AdamW, after 3 backward passes",
+    meta_learning: "Adam, after 6 backward passes",
+    penalty_on_gradients: "Adam 2 times then Adam, in turn",
+    frozen_and_thawed: "Adam, after each backward pass",
+    several_epochs_over_a_rollout: "Adam, after each backward pass",
+    gradients_of_two_losses: "Adam, after 2 backward passes",
+    averaged_models: "SGD, after each backward pass",
+    optimizer_around_another: "LookAhead, after each backward pass",
 }
 
 
