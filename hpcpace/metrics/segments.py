@@ -190,15 +190,30 @@ def _blocking(waits: Bools, position: Ints, num_positions: int) -> Bools:
     return blocks[position]
 
 
+def left_early_ns(operations: Operations) -> Ints:
+    """Return how long before the exit of each row its rank may already do what comes next, int64, (num_operations,).
+
+    Marks of a device may be wrong by that, so that an operation which follows a wait seems to be entered before it
+    ends. One that is entered before the wait is earlier by all that this blocked.
+    """
+    is_on_device = np.array([*(group.is_on_device for group in operations.groups), False])
+    error_ns = np.where(is_on_device[operations.group], DEVICE_ERROR_NS, 0)
+    return np.minimum(operations.blocked_ns // 2, error_ns)
+
+
 def _last_end(operations: Operations, is_blocking: Bools, blocks: Blocks, ranks: Sequence[int], slot: Ints) -> Ints:
     """Return when the last blocking wait before each row's enter ended; a loop over ranks keeps each search short."""
     last = np.full(len(slot), _NEVER_NS)
     bounds = rows_of_ranks(slot, len(ranks))
     own = blocks_of(blocks, ranks)
+    left_ns = operations.exit_ns - left_early_ns(operations)
     for index, rows in enumerate(bounds):
-        ends = np.sort(np.concatenate([operations.exit_ns[rows][is_blocking[rows]], own[index][1]]), kind="stable")
-        found = np.searchsorted(ends, operations.enter_ns[rows] + ROUNDING_NS, side="right")
-        last[rows] = np.append(_NEVER_NS, ends)[found]
+        left, ends = (
+            np.concatenate([of[rows][is_blocking[rows]], own[index][1]]) for of in (left_ns, operations.exit_ns)
+        )
+        order = np.argsort(left, kind="stable")
+        found = np.searchsorted(left[order], operations.enter_ns[rows] + ROUNDING_NS, side="right")
+        last[rows] = np.append(_NEVER_NS, np.maximum.accumulate(ends[order]))[found]
     return last
 
 

@@ -36,8 +36,8 @@ from hpcpace.core.thresholds import Thresholds, number
 from hpcpace.metrics import Bools, Bytes, Floats, Ints
 from hpcpace.metrics.kernels import library, numbered
 from hpcpace.metrics.matching import Matching
-from hpcpace.metrics.operations import Operations, depends_on_others, releases_others
-from hpcpace.metrics.segments import DEVICE_ERROR_NS, LocalWork
+from hpcpace.metrics.operations import MESSAGES, Operations, depends_on_others, is_one_of, releases_others
+from hpcpace.metrics.segments import DEVICE_ERROR_NS, LocalWork, left_early_ns
 from hpcpace.metrics.steps import StepPanel
 from hpcpace.metrics.waits import NO_BLOCKS, Blocks, Waits, blocks_of
 from hpcpace.metrics.what_if import GATE, START, TRANSFER, WAIT, WORK, StepGraph
@@ -272,7 +272,7 @@ def _events(
         slot=np.concatenate([np.arange(num_slots), blocking, np.full(len(block_ns), _NONE)]),
         previous=previous,
         last=order[np.append(np.flatnonzero(~is_same), len(order) - 1)],
-        queue=_queue(operations.group[table[:, 0]], slots.rank, usual_ns[:num_slots]),
+        queue=_queue(operations, table, slots.rank, usual_ns[:num_slots]),
         blocking=blocking,
         under_way=under_way,
         placing_ns=placing_ns,
@@ -284,13 +284,30 @@ def _holds_now_and_then(operations: Operations, slots: Slots, least_share: float
 
     The program waits there always, however rarely the operation is not complete by then.
     """
-    is_on_device = np.array([*(group.is_on_device for group in operations.groups), False])
-    found = is_on_device[operations.group[slots.table[:, 0]]]
+    found = _is_on_device(operations, slots.table)
     if not found.any():
         return found
     held_share = (operations.blocked_ns[slots.table] > DEVICE_ERROR_NS).mean(axis=1)
     count, total = (np.bincount(slots.position, weights=of) for of in (None, held_share))
     return found & (total >= least_share * count)[slots.position]
+
+
+@dataclass(frozen=True)
+class _Arrival:
+    """What slots wait for, besides their own enter.
+
+    Attributes:
+        is_free: the senders that no gate holds back, bool, (num_slots,).
+        gate_of: number of the operation of each slot, int64, (num_slots,).
+        batch: from `_batches`, int64, (num_slots,).
+        travelling, way_ns: messages that travel while their receiver works, as from `messages_in_flight`.
+    """
+
+    is_free: Bools
+    gate_of: Ints
+    batch: Ints
+    travelling: Ints
+    way_ns: Ints
 
 
 class _Builder:
@@ -311,7 +328,8 @@ class _Builder:
         self._num_nodes = 0
         op, num_slots, previous = operations.op[slots.table[:, 0]], len(slots.table), events.previous
         _, gate_of = np.unique(slots.partner, return_inverse=True)
-        meets = _meets(operations, slots.table, gate_of)
+        batch = _batches(operations, slots.table, events.queue)
+        meets = _meets(operations, slots.table, gate_of, batch)
         travelling, way_ns = messages_in_flight(operations, slots.table, gate_of)
         travelling, way_ns = (found[~meets[travelling]] for found in (travelling, way_ns))
 
@@ -324,7 +342,8 @@ class _Builder:
         is_free = (op == Op.SEND) & ~meets
         self._has_free_senders = bool(is_free.any())
         gate = self._add_gates(gate_of, travelling, way_ns)[gate_of]
-        transfer = self._add_transfers(operations, waits, is_free, gate_of, travelling, way_ns)
+        arrival = _Arrival(is_free=is_free, gate_of=gate_of, batch=batch, travelling=travelling, way_ns=way_ns)
+        transfer = self._add_transfers(operations, waits, arrival)
         nothing_ns = np.zeros(events.time_ns[num_slots:].shape, np.int64)
         wait = self._add(WAIT, events.rank[num_slots:], position[num_slots:], nothing_ns)
 
@@ -384,24 +403,38 @@ class _Builder:
         weight_ns[of_travelling] = way_ns
         return self._add(kind, rank, position, weight_ns)
 
-    def _add_transfers(
-        self, operations: Operations, waits: Waits, is_free: Bools, gate_of: Ints, travelling: Ints, way_ns: Ints
-    ) -> Ints:
+    def _add_transfers(self, operations: Operations, waits: Waits, arrival: _Arrival) -> Ints:
         """Add the transfers; of a message that travels, what is left once it has arrived and its receiver is ready.
 
-        The wait of a sender that no gate holds back, as `is_free` says of each slot, is part of its transfer.
+        The wait of a sender that no gate holds back is part of its transfer. A batch takes what is left once both sides
+        of all its messages are there: the transfer of its last one, which follows the others in their queue.
         """
         table, (first, second) = self._slots.table, self._events.queue
+        gate_of, batch, travelling = arrival.gate_of, arrival.batch, arrival.travelling
         enter, exit_ = operations.enter_ns[table], operations.exit_ns[table]
         is_send = operations.op[table[:, 0]] == Op.SEND
         sent_ns = np.zeros((int(gate_of.max()) + 1, table.shape[1]), np.int64)
         sent_ns[gate_of[is_send]] = enter[is_send]
         before_ns = np.zeros(table.shape, np.int64)
         before_ns[second] = exit_[first]
-        ready_ns = np.maximum(np.maximum(enter, before_ns)[travelling], sent_ns[gate_of[travelling]] + way_ns)
-        whole_ns = (waits.wait_ns + waits.transfer_ns)[table]
-        weight_ns = np.where(is_free[:, None], whole_ns, waits.transfer_ns[table])
+        ready_ns = np.maximum(np.maximum(enter, before_ns)[travelling], sent_ns[gate_of[travelling]] + arrival.way_ns)
+        wait_ns, transfer_ns = waits.wait_ns[table], waits.transfer_ns[table]
+        is_apart = is_one_of(operations.op[table[:, 0]], MESSAGES)
+        is_apart[second] = False  # nothing of its queue is in front of it
+        transfer_ns = np.where(is_apart[:, None], exit_ - enter - wait_ns, transfer_ns)
+        weight_ns = np.where(arrival.is_free[:, None], wait_ns + transfer_ns, transfer_ns)
         weight_ns[travelling] = np.maximum(exit_[travelling] - ready_ns, 0)
+        in_batch = np.flatnonzero(np.bincount(batch, minlength=len(batch))[batch] > 1)
+        met_ns = np.zeros(sent_ns.shape, np.int64)
+        np.maximum.at(met_ns, gate_of, enter)
+        outside = first[batch[first] != batch[second]], second[batch[first] != batch[second]]
+        there_ns = np.where(arrival.is_free[:, None], enter, met_ns[gate_of])
+        there_ns[outside[1]] = np.maximum(there_ns[outside[1]], exit_[outside[0]])
+        all_there_ns = np.zeros(table.shape, np.int64)
+        np.maximum.at(all_there_ns, batch[in_batch], there_ns[in_batch])
+        weight_ns[in_batch] = 0
+        last = np.unique(batch[in_batch])
+        weight_ns[last] = np.maximum(exit_[last] - all_there_ns[last], 0)
         return self._add(TRANSFER, self._slots.rank, self._slots.position, weight_ns)
 
     def _add(self, kind: int | Ints, rank: Ints, position: Ints, weight_ns: NDArray[Any]) -> Ints:
@@ -414,13 +447,42 @@ class _Builder:
         self._edges.append((source, target))
 
 
-def _meets(operations: Operations, table: Ints, gate_of: Ints) -> Bools:
+def _batches(operations: Operations, table: Ints, queue: Ints) -> Ints:
+    """Return the last slot of the batch of each slot, which is itself where it was issued alone, int64, (num_slots,).
+
+    Messages that a device was given together end together: they have one exit, and what is known of it is the wait.
+
+    Args:
+        operations: rows of all ranks.
+        table: the row of each slot in each step, int64, (num_slots, num_steps).
+        queue: pairs of slots of a rank and group that follow each other, int64, (2, num_pairs).
+    """
+    last, (first, second) = np.arange(len(table)), queue
+    is_message = is_one_of(operations.op[table[:, 0]], MESSAGES) & _is_on_device(operations, table)
+    exit_ = operations.exit_ns[table]
+    is_joined = is_message[first] & is_message[second] & (exit_[first] == exit_[second]).all(axis=1)
+    is_joined &= (operations.exit_kind[table[first]] == ExitKind.WAIT).all(axis=1)
+    for before, after in zip(first[is_joined][::-1].tolist(), second[is_joined][::-1].tolist(), strict=True):
+        last[before] = last[after]
+    return last
+
+
+def _is_on_device(operations: Operations, table: Ints) -> Bools:
+    """Return which slots are operations of a device, bool, (num_slots,)."""
+    is_on_device = np.array([*(group.is_on_device for group in operations.groups), False])
+    return np.asarray(is_on_device[operations.group[table[:, 0]]], np.bool_)
+
+
+def _meets(operations: Operations, table: Ints, gate_of: Ints, batch: Ints) -> Bools:
     """Return which slots are a side of a message whose sender completed after its receiver had entered, in each step.
+
+    A batch completes where it blocked its rank until its end; a wait that came later says nothing.
 
     Args:
         operations: rows of all ranks.
         table: the row of each slot in each step, int64, (num_slots, num_steps).
         gate_of: number of the operation of each slot, int64, (num_slots,).
+        batch: from `_batches`, int64, (num_slots,).
     """
     op, num_gates = operations.op[table[:, 0]], int(gate_of.max(initial=-1)) + 1
     received_ns = np.full((num_gates, table.shape[1]), np.iinfo(np.int64).max)
@@ -428,7 +490,9 @@ def _meets(operations: Operations, table: Ints, gate_of: Ints) -> Bools:
     received_ns[gate_of[receives]] = operations.enter_ns[table[receives]]
     rows = table[sends]
     is_held = operations.exit_ns[rows] >= received_ns[gate_of[sends]]
-    is_held &= operations.exit_kind[rows] == ExitKind.COMPLETION
+    ends_blocked = 2 * (operations.blocked_ns[table[batch[sends]]] > 0).sum(axis=1) > table.shape[1]
+    is_seen = operations.exit_kind[rows] == ExitKind.COMPLETION
+    is_held &= is_seen | (ends_blocked & _is_on_device(operations, table)[sends])[:, None]
     meets = np.zeros(num_gates, np.bool_)
     meets[gate_of[sends]] = is_held.all(axis=1)
     return meets[gate_of]
@@ -489,20 +553,21 @@ def _wait_for_all_begins(slots: Slots, done_ns: Ints, block_begin_ns: Ints | Non
 def _wait_begins(operations: Operations, table: Ints, rank: Ints, blocking: Ints) -> Ints:
     """Return when each rank began to wait for each blocking slot, int64, (num_blocking, num_steps).
 
-    That is `blocked` before the exit, but no earlier than the rank's last enter before the exit: the launch may have
+    That is `blocked` before the exit, but no earlier than the rank's last enter before it left: the launch may have
     blocked, too.
     """
     enter, exit_ = operations.enter_ns[table], operations.exit_ns[table[blocking]]
     begin: Ints = np.maximum(exit_ - operations.blocked_ns[table[blocking]], enter[blocking])
+    left_ns = exit_ - np.asarray(left_early_ns(operations))[table[blocking]]
     edges = np.searchsorted(rank, np.arange(int(rank.max()) + 2))
     kernels = library()
     if kernels is not None:
         first, stop = edges[rank[blocking]], edges[rank[blocking] + 1]
-        kernels.wait_begins(*begin.shape, first, stop, enter, exit_, begin)
+        kernels.wait_begins(*begin.shape, first, stop, enter, left_ns, begin)
         return begin
     for index, slot in enumerate(blocking.tolist()):
         own = enter[edges[rank[slot]] : edges[rank[slot] + 1]]
-        begin[index] = np.maximum(begin[index], np.where(own < exit_[index], own, begin[index]).max(axis=0))
+        begin[index] = np.maximum(begin[index], np.where(own < left_ns[index], own, begin[index]).max(axis=0))
     return np.asarray(begin, np.int64)
 
 
@@ -634,11 +699,19 @@ def _starts(steps: StepPanel, column: Ints, released: Ints) -> Ints:
     return start
 
 
-def _queue(group: Ints, rank: Ints, time: Floats) -> Ints:
-    """Return pairs of slots of one rank and group that follow each other, int64, (2, num_pairs)."""
+def _queue(operations: Operations, table: Ints, rank: Ints, time: Floats) -> Ints:
+    """Return pairs of slots of one rank and group that follow each other, int64, (2, num_pairs).
+
+    A message that ends before the one in front of it, in some step, does not wait for it: they are in different queues,
+    as those to different peers.
+    """
+    group = operations.group[table[:, 0]]
     order = np.lexsort((time, group, rank))
     same = (group[order][1:] == group[order][:-1]) & (rank[order][1:] == rank[order][:-1])
-    return np.stack([order[:-1][same], order[1:][same]])
+    first, second = order[:-1][same], order[1:][same]
+    exit_, is_message = operations.exit_ns, is_one_of(operations.op[table[:, 0]], MESSAGES)
+    is_apart = is_message[second] & (exit_[table[second]] < exit_[table[first]]).any(axis=1)
+    return np.stack([first[~is_apart], second[~is_apart]])
 
 
 def _levels(source: Ints, target: Ints, num_nodes: int) -> Ints | None:

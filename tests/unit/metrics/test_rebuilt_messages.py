@@ -1,0 +1,87 @@
+"""Steps of devices rebuilt from their graph: batches of messages, queues by peer, and marks that are slightly wrong."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from known_runs import MS, known_run
+
+from hpcpace.metrics.operations import ProcessGroup
+from hpcpace.metrics.segments import local_work
+from hpcpace.metrics.step_graph import step_graph
+from hpcpace.metrics.waits import waits
+from hpcpace.metrics.what_if import Change, rebuild
+from hpcpace.trace.schema import ExitKind, Op
+
+STEP_MS, NUM_STEPS = 50, 8
+
+
+def gain_of_rank_1(rows_of_step, removed_ms):
+    """Return the gain, milliseconds a step, if rank 1 works less; rows take the begin of their step and its number."""
+    begin = np.tile(np.arange(NUM_STEPS) * STEP_MS * MS, (2, 1))
+    rows = [[row for step in range(NUM_STEPS) for row in of_rank(step)] for of_rank in rows_of_step]
+    run = known_run(rows, begin, begin + STEP_MS * MS, groups={0: (0, 1), 1: (0, 1)})
+    groups = tuple(
+        ProcessGroup(name=group.name, ranks=group.ranks, is_on_device=True) for group in run.operations.groups
+    )
+    done, role = replace(run.operations, groups=groups), np.arange(2)
+    work = local_work(done, run.steps, ranks=run.ranks, role=role)
+    graph = step_graph(done, run.matching, waits(done, run.matching), work, run.steps, ranks=run.ranks, role=role)
+    assert graph is not None
+    removed_ns = np.array([[0.0], [removed_ms * MS]])
+    rebuilt = rebuild(graph)
+    assert rebuilt.base_ns[1:] == pytest.approx(graph.measured_ns[1:], abs=5_000)
+    gain = rebuilt.gain(Change(kind="rank", id=1, removed_ns=removed_ns, is_at_begin=True))
+    return gain.share.value * rebuilt.measured_ns / MS
+
+
+def row(step, group, seq, op, peer, enter_ms, exit_ms, blocked_ms, kind=ExitKind.COMPLETION):
+    at = (int((step * STEP_MS + of_ms) * MS) for of_ms in (enter_ms, exit_ms))
+    return (step, group, seq, op, 8, peer, *at, int(blocked_ms * MS), kind)
+
+
+def test_what_follows_a_wait_may_seem_to_be_entered_before_its_end():
+    """By the errors of marks: else the wait would be work that the rank does before it goes on."""
+
+    def rows(enter_ms):
+        return lambda step: [
+            row(step, 0, step, Op.ALL_REDUCE, -1, enter_ms, 21, 21 - enter_ms),
+            row(step, 1, step, Op.ALL_REDUCE, -1, 20.998, 25, 0),
+            row(step, 0, step + 100, Op.ALL_REDUCE, -1, 45, 46, 1),
+        ]
+
+    assert gain_of_rank_1([rows(10), rows(20)], removed_ms=10) == pytest.approx(10, abs=0.1)
+
+
+def test_a_batch_of_messages_waits_for_both_sides_of_all_of_them():
+    """Rank 0 has sent long before rank 1 comes; what its batch takes is no transfer of its own message."""
+
+    def rows(rank, enter_ms):
+        def of_step(step):
+            places = ((enter_ms, 21, 0), (enter_ms, 21, 21 - enter_ms))
+            ops = (Op.SEND, Op.RECV)
+            batch = [row(step, 0, step, op, 1 - rank, *at, ExitKind.WAIT) for op, at in zip(ops, places, strict=True)]
+            return [*batch, row(step, 1, step, Op.ALL_REDUCE, -1, 45, 46, 1)]
+
+        return of_step
+
+    assert gain_of_rank_1([rows(0, 10), rows(1, 20)], removed_ms=10) == pytest.approx(10, abs=0.1)
+
+
+def test_a_message_does_not_wait_for_one_in_front_of_it_that_ends_later():
+    """Rank 0 sends at 10 ms, which rank 1 takes at 40 ms, and has received another message by then."""
+    first = [
+        lambda step: [
+            row(step, 0, step, Op.SEND, 1, 10, 41, 0),
+            row(step, 0, step, Op.RECV, 1, 12, 31, 19),
+            row(step, 1, step, Op.ALL_REDUCE, -1, 45, 46, 1),
+        ],
+        lambda step: [
+            row(step, 0, step, Op.SEND, 0, 30, 31, 0),
+            row(step, 0, step, Op.RECV, 0, 40, 41, 1),
+            row(step, 1, step, Op.ALL_REDUCE, -1, 45, 46, 1),
+        ],
+    ]
+    assert gain_of_rank_1(first, removed_ms=10) == pytest.approx(10, abs=0.1)
