@@ -20,6 +20,7 @@ from hpcpace.diagnosis.devices import LEAST_COLUMN, SINCE_COLUMN, is_on_device
 from hpcpace.diagnosis.evidence import Evidence, TimedTraces, blocks_of_steps, evidence_of
 from hpcpace.metrics import Bools, Bytes, Floats, Ints
 from hpcpace.metrics.common_clock import reference_times
+from hpcpace.metrics.device_clocks import clock_offsets_ns
 from hpcpace.metrics.operations import MESSAGES, is_one_of
 from hpcpace.metrics.pass_work import Passes, PassWork, stretches_gain, without_stretches
 from hpcpace.metrics.roles import DataVariation, data_variation
@@ -77,13 +78,17 @@ class CloseUp:
 
     Attributes:
         evidence: their operations.
+        aligned: the same on clocks that collectives on devices leave at one time, as the graph has them.
         steps: the steps, on the common clock.
         blocks: stretches in which ranks were blocked that no operation accounts for.
         work: own work before each operation.
         graph: the steps as a graph; None where they are not alike.
+        ahead_ns: by how much the clock of each rank is ahead of what its samples say, int64, (num_ranks,).
     """
 
     evidence: Evidence
+    aligned: Evidence
+    ahead_ns: Ints
     steps: StepPanel
     blocks: Blocks
     work: LocalWork
@@ -92,7 +97,7 @@ class CloseUp:
     @cached_property
     def passes(self) -> list[Passes]:
         """The forward and backward passes and optimizer steps of each rank."""
-        found = _phases(self.evidence, self.steps.step, _PASSES)
+        found = _phases(self.aligned, self.steps.step, _PASSES)
         return [
             Passes(kind=kind.astype(np.int64), begin_ns=begin_ns, end_ns=end_ns) for kind, begin_ns, end_ns in found
         ]
@@ -100,7 +105,7 @@ class CloseUp:
     def stretches(self, phase: Phase) -> PhaseStretches | None:
         """Return the stretches of a phase; None where no rank has one."""
         passes, most_ns, least_ns = [], [], []
-        for trace, clock in zip(self.evidence.traces, self.evidence.clocks, strict=True):
+        for trace, clock in zip(self.aligned.traces, self.aligned.clocks, strict=True):
             rows = trace.tables["phases"]
             is_used = columns_of(self.steps.step, np.asarray(rows["step"], np.int64)) >= 0
             rows = rows.select((rows["phase"] == phase) & (rows["end_ns"] > rows["begin_ns"]) & is_used)
@@ -183,13 +188,38 @@ def take_close_up(
     evidence = evidence_of(traces, timed.clocks, timed.unknown_clocks)
     if not len(evidence.operations):
         return None
-    done, matching, ranks = evidence.operations, evidence.matching, evidence.ranks
+    done, ranks = evidence.operations, evidence.ranks
     blocks = _blocks(evidence, chosen.step)
     places: dict[str, Any] = {"ranks": ranks, "role": role, "blocks": blocks}
     work = local_work(done, chosen, limits=thresholds.of(BlockingThresholds), **places)
+    ahead_ns = _ahead_ns(evidence)
+    aligned, on_aligned = _aligned(evidence, chosen, ahead_ns)
+    places["blocks"] = blocks if aligned is evidence else _blocks(aligned, chosen.step)
     limits = thresholds.of(GraphThresholds)
-    graph = step_graph(done, matching, evidence.waits, work, chosen, limits=limits, **places)
-    return CloseUp(evidence=evidence, steps=chosen, blocks=blocks, work=work, graph=graph)
+    graph = step_graph(aligned.operations, aligned.matching, aligned.waits, work, on_aligned, limits=limits, **places)
+    return CloseUp(
+        evidence=evidence, aligned=aligned, ahead_ns=ahead_ns, steps=chosen, blocks=blocks, work=work, graph=graph
+    )
+
+
+def _ahead_ns(evidence: Evidence) -> Ints:
+    """Return by how much the clock of each rank is ahead of what its samples say, as its operations show it."""
+    keys = [trace.header.host_key or str(trace.header.rank) for trace in evidence.traces]
+    number = {key: index for index, key in enumerate(dict.fromkeys(keys))}
+    host = np.array([number[key] for key in keys])
+    of_row = host[np.searchsorted(np.asarray(evidence.ranks), evidence.operations.rank)]
+    found = clock_offsets_ns(evidence.operations, evidence.matching, of_row)
+    return np.asarray(np.append(found, np.zeros(len(number) - len(found), np.int64))[host], np.int64)
+
+
+def _aligned(evidence: Evidence, steps: StepPanel, ahead_ns: Ints) -> tuple[Evidence, StepPanel]:
+    """Return evidence and steps on clocks that are not ahead."""
+    if not ahead_ns.any():
+        return evidence, steps
+    clocks = [clock.ahead_by(ns) for clock, ns in zip(evidence.clocks, ahead_ns.tolist(), strict=True)]
+    begin_ns, end_ns = (times - ahead_ns[:, None] for times in (steps.begin_ns, steps.end_ns))
+    aligned = evidence_of(evidence.traces, clocks, evidence.unknown_clocks)
+    return aligned, replace(steps, begin_ns=begin_ns, end_ns=end_ns)
 
 
 def _stretches(step: Ints, columns: Ints) -> Iterator[tuple[int, int]]:

@@ -192,6 +192,19 @@ class Measured:
         streams = [sound_stream(stream.original) for stream in self.operations.streams]
         return take_close_up(streams, self.timed, self.common, self.role, self.thresholds)
 
+    @property
+    def are_clocks_aligned(self) -> bool:
+        """Whether rebuilt steps are on clocks that operations of devices have corrected."""
+        return self.close_up is not None and bool(self.close_up.ahead_ns.any())
+
+    @property
+    def are_clocks_contradicted(self) -> bool:
+        """Whether operations of devices show that a clock is wrong by more than its samples allow."""
+        if self.close_up is None:
+            return False
+        allowed_ns = 2 * self.halfwidth_ns
+        return bool((np.abs(self.close_up.ahead_ns) > allowed_ns).any())
+
     @cached_property
     def rebuilt(self) -> Rebuilt | None:
         """The steps rebuilt, which shows what a change of some work would gain; None if it is, or would be, wrong.
@@ -201,7 +214,9 @@ class Measured:
         that is not known cannot be rebuilt, nor can waits where a clock is wrong; without messages, all wait together,
         and own work alone tells what it costs.
         """
-        is_known = not self.host_timed and (self.operations.has_messages or not self.clocks.num_wrong)
+        is_known = not self.host_timed and (
+            self.operations.has_messages or not self.clocks.num_wrong or self.are_clocks_aligned
+        )
         close_up = self.close_up if is_known else None
         held_share = float(self.operations.panels.sent_ns.mean()) / max(float(self.times_ns.mean()), 1.0)
         if close_up is None or close_up.graph is None:

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from enum import Enum, auto
 from typing import NamedTuple, assert_never
 
-from hpcpace.core.text import percent, place_name, plural, rank_list
-from hpcpace.core.thresholds import ThresholdValues
+from hpcpace.core.text import listed, percent, place_name, plural, rank_list
+from hpcpace.core.thresholds import Thresholds, ThresholdValues, number
 from hpcpace.diagnosis.finding import MAX_NAMED, Case, DiagnosisFinding, Evidence, Panels, Said, first_ranks
 from hpcpace.diagnosis.incomplete import MARK_STEPS
 from hpcpace.diagnosis.summary import AuditFigures, Causes, EndKind, Finding, Mode, RunEnd, Verdict
@@ -38,6 +38,8 @@ from hpcpace.metrics.hotspots import Hotspot
 from hpcpace.metrics.stragglers import MIN_STEPS, SearchObstacle
 
 _MAX_REMARKS = 2  # display: audit findings in the verdict
+_HEALTHY_CONFIDENCE = 0.95  # statistics: of a healthy verdict, as the score measures it
+_SMALL_CONFIDENCE = 0.8  # statistics: of one beside a loss that a fault below the thresholds may cause
 
 
 def verdict_of(diagnosis: Diagnosis, *, hosts: Mapping[int, str], remarks: Sequence[str] = ()) -> Verdict:
@@ -169,10 +171,12 @@ def _healthy(diagnosis: Diagnosis, hosts: Mapping[int, str], remarks: Sequence[s
         why = "a single rank waits for no other, and is compared with none: only its own steps were judged"
     if smallest is not None:
         why = f"a rank {percent(smallest)} slower than its role would have been detected"
+    small = [f"{each.words} {percent(each.share)} of the step" for each in diagnosis.small]
+    nothing = "healthy: no straggler, contention, imbalance or amplified jitter above the thresholds"
     return Verdict(
         mode=str(Mode.HEALTHY),
-        confidence=0.95,
-        headline="healthy: no straggler, contention, imbalance or amplified jitter above the thresholds",
+        confidence=_SMALL_CONFIDENCE if small else _HEALTHY_CONFIDENCE,
+        headline="; small, but not nothing: ".join([nothing, *([listed(small)] if small else [])]),
         why=(why,),
         next=(_next_of_healthy(diagnosis, hosts),),
         also=tuple(remarks),
@@ -364,6 +368,23 @@ def unmatched_operations(share: float) -> Obstacle:
 
 
 @dataclass(frozen=True, kw_only=True)
+class HealthyThresholds(Thresholds, topic="healthy"):
+    """What a healthy verdict says of losses below the thresholds."""
+
+    small_share: float = number(0.05, "share")
+    """Share of the step that a part without own work must take for a healthy verdict to name it, and to be less sure:
+    a fault that costs as much may be behind it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SmallLoss:
+    """A part of the step that no finding explains: what it is, in words, and its share of the step time."""
+
+    words: str
+    share: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class Diagnosis:
     """The findings on a run, the largest loss first.
 
@@ -378,6 +399,7 @@ class Diagnosis:
         num_present: ranks that are judged.
         slow: indices of the ranks that stand out: the usual work of a role is without theirs.
         cores: that ranks share cores, where that is notable; among the findings only above its threshold.
+        small: what takes much of the step although nothing is above its threshold, the largest first.
     """
 
     findings: tuple[DiagnosisFinding, ...]
@@ -388,6 +410,7 @@ class Diagnosis:
     num_present: int = 0
     slow: tuple[int, ...] = ()
     cores: DiagnosisFinding | None = None
+    small: tuple[SmallLoss, ...] = ()
 
     @property
     def late_ranks(self) -> frozenset[int]:
@@ -418,7 +441,21 @@ def diagnose(case: Case) -> Diagnosis:
         num_present=len(panels.rank),
         slow=search.slow if search is not None else (),
         cores=cores_found,
+        small=() if findings else _small_losses(case),
     )
+
+
+def _small_losses(case: Case) -> tuple[SmallLoss, ...]:
+    """Return the parts of the step besides own work that are below all thresholds, and large all the same."""
+    panels, least = case.panels, case.thresholds.of(HealthyThresholds).small_share
+    parts = {
+        "exposed transfers take": panels.transfer_ns,
+        "waits for other ranks take": panels.wait_ns,
+        "garbage collection takes": panels.gc_ns,
+        "idle devices that wait for their hosts take": panels.host_ns,
+    }
+    found = [SmallLoss(words=words, share=float(of.mean()) / panels.mean_length_ns) for words, of in parts.items()]
+    return tuple(sorted((each for each in found if each.share >= least), key=lambda each: -each.share))
 
 
 def _known(case: Case) -> Needs:

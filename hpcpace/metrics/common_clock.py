@@ -8,7 +8,7 @@ int64, because float64 cannot hold hours in nanoseconds to a fraction of a micro
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -52,6 +52,10 @@ class CommonClock:
     local_ns: Ints
     offset_ns: Ints
     halfwidth_ns: Ints
+
+    def ahead_by(self, ahead_ns: int) -> CommonClock:
+        """Return the clock if its samples have missed that it is ahead by some nanoseconds more."""
+        return replace(self, offset_ns=self.offset_ns + ahead_ns) if ahead_ns else self
 
     @classmethod
     def from_table(cls, table: NDArray[Any] | Mapping[str, ArrayLike]) -> CommonClock:

@@ -88,11 +88,13 @@ def _alone(
 ) -> StragglerCost:
     """Return what stragglers cost where no host is in the way but those that wait for their devices."""
     if case.steps is None:
-        return StragglerCost(found=found, share=max(by_work(found), 0.0))
+        return _by_work(case, found, max(by_work(found), 0.0))
     ranks = sorted({rank for each in found for rank in each.ranks})
     change = Change(kind="stragglers", id=ranks[0], ranks=tuple(ranks))
     cost = case.cost(case.steps.gain(change), _usual_error(case, found))
-    if case.is_clock_wrong:  # so are the waits of rebuilt steps for messages, and own work needs no clock
+    if (
+        case.is_clock_wrong and not case.are_clocks_aligned
+    ):  # so are the waits of rebuilt steps for messages, and own work needs no clock
         whole = max(by_work(found), 0.0)
         cost = Estimate(value=whole, low=min(cost.low, whole), high=max(cost.high, whole))
     share = max(cost.value, 0.0)
@@ -104,6 +106,20 @@ def _alone(
     # How much of the work before an operation is left when it is issued is not known: between none and all of it.
     middle, interval = (max(least.value, 0.0) + share) / 2, (max(least.low, 0.0), cost.high)
     return replace(alone, share=middle, interval=interval, later_share=share)
+
+
+def _by_work(case: Case, found: list[Straggler], share: float) -> StragglerCost:
+    """Return what stragglers cost by their own work alone: at most that, and less by what their work hides.
+
+    Transfers that are under way meanwhile may show without it. In a pipeline, it may be in a bubble altogether.
+    """
+    panels = case.panels
+    error = share * _usual_error(case, found)
+    spread = max((high - low) / 2 for each in found for low, high in [each.effect.interval])
+    error = float(np.hypot(error, share * spread / max(found[0].effect.value, _LEAST_EXCESS)))
+    hidden = float(panels.hidden_ns.mean()) / panels.mean_time_ns
+    low = 0.0 if len(np.unique(panels.stage)) > 1 else max(share - error - hidden, 0.0)
+    return StragglerCost(found=found, share=share, interval=(low, share + error))
 
 
 def _usual_error(case: Case, found: Sequence[Straggler]) -> float:

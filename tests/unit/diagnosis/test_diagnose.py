@@ -7,7 +7,7 @@ from cases import each_case
 from hpcpace.diagnosis.finding import Case, Panels
 from hpcpace.diagnosis.settings import DiagnosisConfig
 from hpcpace.diagnosis.summary import Mode
-from hpcpace.diagnosis.verdict import NOTHING_COMPARED, WRONG_CLOCK, diagnose, too_few_steps
+from hpcpace.diagnosis.verdict import NOTHING_COMPARED, WRONG_CLOCK, diagnose, too_few_steps, verdict_of
 from hpcpace.hang.from_traces import hang_now
 from hpcpace.hang.views import Call, Channel, FoundHang, GroupView, JobView, RankView
 
@@ -380,3 +380,27 @@ def test_a_rank_that_stalls_at_equal_times_is_named_where_all_share_a_node(num_r
     first = diagnosed(steps).findings[0]
     assert first.mode == Mode.RUNTIME
     assert [(c.kind, c.id) for c in first.culprits] == [("rank", "1")]
+
+
+@each_case(("transfer_ms", "confidence"), [(3, 0.95), (8, 0.8)])
+def test_a_healthy_verdict_names_what_takes_much_of_the_step_and_is_less_sure(transfer_ms, confidence):
+    """A slow network card may be behind it, which costs less than the thresholds."""
+    verdict = verdict_of(
+        diagnose(Case(panels=panels(noise=0.001, transfer_ns=lambda ns: np.full_like(ns, transfer_ms * MS)))), hosts={}
+    )
+    assert verdict.mode == Mode.HEALTHY
+    assert verdict.confidence == confidence
+    assert ("exposed transfers take 7.4 % of the step" in verdict.headline) == (confidence < 0.95)
+
+
+def test_a_straggler_in_steps_that_are_not_rebuilt_costs_at_most_its_work_and_less_by_what_that_hides():
+    def slow(work):
+        work[3] *= 1.2
+        return work
+
+    hidden_ns = np.full((16, 200), 6 * MS)
+    (found,) = diagnose(Case(panels=panels(noise=0.002, work_ns=slow, hidden_ns=hidden_ns))).findings
+    low, high = found.loss_interval
+    assert low < found.loss_share - 6 / 125 < found.loss_share < high
+    (found,) = diagnose(Case(panels=panels(stages=2, noise=0.002, work_ns=slow))).findings
+    assert found.loss_interval[0] == 0
