@@ -29,12 +29,15 @@ class PlacedRun:
         host: of each rank, int64, (num_ranks,).
         leaves: the leaf of each host.
         num_steps: with one that is warm-up.
+        lengths_ns: how long each operation lasts, one after the other on each rank; empty where each lasts as long, and
+            begins when all that precede it in `operations` have ended.
     """
 
     operations: Sequence[Operation]
     host: Ints
     leaves: Sequence[int]
     num_steps: int = 4
+    lengths_ns: Sequence[int] = ()
 
     @property
     def hosts(self) -> list[str]:
@@ -81,11 +84,14 @@ class PlacedRun:
         rows = list(self._rows(rank, groups))
         in_step = Counter((group, op, peer) for _, group, op, _, peer in rows)
         done: Counter[tuple[int, Op, int]] = Counter()
+        free_ns = begin_ns + _COMPUTE_NS
         for place, group, op, size_bytes, peer in rows:
             seq = step * in_step[group, op, peer] + done[group, op, peer]
             done[group, op, peer] += 1
-            enter_ns = begin_ns + _COMPUTE_NS + place * _OPERATION_NS
-            row = (enter_ns, enter_ns + _OPERATION_NS, _OPERATION_NS, ExitKind.COMPLETION)
+            length_ns = self.lengths_ns[place] if self.lengths_ns else _OPERATION_NS
+            enter_ns = free_ns if self.lengths_ns else free_ns + place * _OPERATION_NS
+            free_ns = enter_ns + length_ns if self.lengths_ns else free_ns
+            row = (enter_ns, enter_ns + length_ns, length_ns, ExitKind.COMPLETION)
             recorder.add_collective(step, group, seq, op, size_bytes, peer, *row)
         flags = StepFlag.WARMUP if step == 0 else StepFlag.NONE
         recorder.add_step(step, begin_ns, begin_ns + _STEP_NS, 8, flags)

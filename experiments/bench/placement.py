@@ -15,7 +15,7 @@ import numpy as np
 
 from hpcpace.metrics import Floats, Ints
 from hpcpace.placement.assign import PlacementThresholds, Volumes, better_host, levels_between, volumes
-from hpcpace.placement.of_run import edges
+from hpcpace.placement.traffic import edges
 
 _PER_HOST, _HOSTS_PER_LEAF = 8, 8
 _REPLICA_BYTES, _DATA_BYTES = 1000, 10

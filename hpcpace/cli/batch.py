@@ -33,10 +33,10 @@ def sbatch_command(name: str | None) -> None:
         width = max(map(len, scripts))
         click.echo("\n".join(f"{script:{width}}  {sentence}" for script, sentence in scripts.items()))
         return
-    click.echo(filled_in(job_script(name), _program()), nl=False)
+    click.echo(filled_in(job_script(name), program_path()), nl=False)
 
 
-def _program() -> str:
+def program_path() -> str:
     """Return the path of this hpcpace, for jobs that do not have it on PATH.
 
     Raises:

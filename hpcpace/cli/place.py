@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,10 +22,13 @@ from hpcpace.cli.options import (
     warn,
     write_target,
 )
+from hpcpace.core.errors import UsageError
 from hpcpace.core.rundir import check_target
-from hpcpace.core.text import format_bytes, percent, plural, printable, rank_list
+from hpcpace.core.text import format_bytes, percent, plural, printable, rank_list, shell_word
 
 if TYPE_CHECKING:
+    from hpcpace.core.rundir import Attempt
+    from hpcpace.placement.gain import StepGain
     from hpcpace.placement.of_run import Placement
 
 _FORMATS = ("slurm", "openmpi", "torchrun")
@@ -52,6 +56,15 @@ _MAX_HOSTS = 8
     option(
         "-o", "--output", type=PATH, metavar="FILE", help="Write the placement into this file.", show_default="none"
     ),
+    option(
+        "--try",
+        "trial",
+        type=PATH,
+        metavar="FOLDER",
+        help="Write a job script into this folder that runs the job with both placements in turn, 3 times each, and "
+        "compares them.",
+        show_default="none",
+    ),
     option("--json", "as_json", is_flag=True, help="Print the result as JSON."),
     verbose,
 )
@@ -62,6 +75,7 @@ def command(
     memory: str | None,
     kind: str,
     output: Path | None,
+    trial: Path | None,
     as_json: bool,
     is_verbose: bool,
 ) -> None:
@@ -81,15 +95,41 @@ def command(
     warn([*opened.problems, *opened.judged.placed.problems], is_verbose=is_verbose)
     if output is not None:
         write_target(output, placement_text(kind, found.after, found.names), "--output")
+    script = None if trial is None else _write_trial(trial, found, opened.judged.attempt)
     if as_json:
         click.echo(json.dumps(_as_json(found), indent=2))
         return
     for line in _lines(found):
         click.echo(fitted(line))
+    if script is not None:
+        click.echo(
+            f"written: {printable(str(script))}\nnext: check the job in it, then sbatch {shell_word(str(script))}"
+        )
     if output is not None:
         click.echo(f"written: {printable(str(output))}\nuse it: {usage_line(kind, str(output))}")
-    elif found.num_moved:
-        click.echo("next: --output FILE writes it for the launcher of the next job, on the same hosts")
+    elif found.num_moved and script is None:
+        click.echo("next: --output FILE writes it for the next job, on the same hosts; --try FOLDER tries it first")
+
+
+def _write_trial(folder: Path, found: Placement, attempt: Attempt) -> Path:
+    """Write the files of a trial, and return its job script.
+
+    Raises:
+        CannotTell: the run cannot be tried.
+        UsageError: they cannot be written.
+    """
+    from hpcpace.cli.batch import program_path
+    from hpcpace.placement.trial import trial_files
+
+    folder = folder.absolute()
+    files = trial_files(found, attempt, folder, program_path())
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"cannot make the folder {folder} ({error.strerror}): name another one with --try") from error
+    for name, content in files.items():
+        write_target(folder / name, content, "--try")
+    return folder / "trial.sh"
 
 
 def _lines(found: Placement) -> list[str]:
@@ -99,16 +139,24 @@ def _lines(found: Placement) -> list[str]:
             f"as good as found: {format_bytes(before.uplink_bytes)} over uplinks and {format_bytes(before.host_bytes)} "
             "between hosts a step"
         ]
-    gain = found.max_gain_share
     return [
         f"bytes over uplinks: {format_bytes(before.uplink_bytes)} to {format_bytes(after.uplink_bytes)} a step",
         f"bytes between hosts: {format_bytes(before.host_bytes)} to {format_bytes(after.host_bytes)} a step",
-        "step time: cannot tell, the traces do not show exposed transfers"
-        if gain is None
-        else f"step time: at most {percent(gain)} shorter, by the model",
+        f"step time: {_gain_words(found.gain)}",
         f"{plural(found.num_moved, 'rank')} of {len(found.before)} would change their host",
         *_ranks_by_host(found),
     ]
+
+
+def _gain_words(gain: StepGain | None) -> str:
+    if gain is None:
+        return "cannot tell, the traces do not show exposed transfers"
+    share = gain.share
+    ends = [f"{-100 * end:+.1f}" for end in (share.high, share.low)]
+    interval = f" [{', '.join(ends)}]" if isfinite(share.low) else ", interval unknown: fewer than 8 steps"
+    if gain.is_bound:
+        return f"at most {percent(share.value)} shorter{interval}, a bound: rates of the links are not known"
+    return f"{-100 * share.value:+.1f} %{interval} by the model"
 
 
 def _ranks_by_host(found: Placement) -> list[str]:
@@ -118,6 +166,12 @@ def _ranks_by_host(found: Placement) -> list[str]:
     ]
     more = len(found.names) - _MAX_HOSTS
     return [*lines, f"and {plural(more, 'more host')}: --json lists all ranks"] if more > 0 else lines
+
+
+def _gain_json(gain: StepGain) -> dict[str, Any]:
+    share = gain.share
+    low, high = (-end if isfinite(end) else None for end in (share.high, share.low))
+    return {"change_share": -share.value, "low": low, "high": high, "is_bound": gain.is_bound}
 
 
 def _as_json(found: Placement) -> dict[str, Any]:
@@ -130,7 +184,7 @@ def _as_json(found: Placement) -> dict[str, Any]:
         "num_moved": found.num_moved,
         "uplink_bytes_per_step": {"before": before.uplink_bytes, "after": after.uplink_bytes},
         "host_bytes_per_step": {"before": before.host_bytes, "after": after.host_bytes},
-        "max_gain_share": found.max_gain_share,
+        "step_time": None if found.gain is None else _gain_json(found.gain),
         "ranks": [
             {"rank": rank, "host": found.names[host], "local_rank": local} for rank, (host, local) in enumerate(places)
         ],

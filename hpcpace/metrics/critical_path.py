@@ -93,7 +93,7 @@ MAX_ROUNDS = 10_000  # speed: more waits than a sound step has
 _NO_ROW = -1
 _MAX_SCATTERED = 4  # speed: rows that a search goes through, of each row
 _KEY_BITS = 62  # format: of rank, step and time in one number
-_PIECE = ("step", "rank", "kind", "begin_ns", "end_ns")
+_PIECE = ("step", "rank", "kind", "row", "begin_ns", "end_ns")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,12 +104,14 @@ class CriticalPath:
         step: index of the step in the panel.
         rank: index of the rank.
         kind: `WORK`, or the operation's `hpcpace.trace.schema.Op` where the piece is its transfer.
+        row: of the operation that ended where its transfer did, -1 for work.
         begin_ns, end_ns: on the common clock.
     """
 
     step: Ints
     rank: Ints
     kind: Ints
+    row: Ints
     begin_ns: Ints
     end_ns: Ints
 
@@ -172,7 +174,7 @@ Returns:
 def _pieces(
     operations: Operations, steps: StepPanel, names: Ints, partner: Ints, last_waits: _LastWaits
 ) -> Iterator[tuple[Ints, ...]]:
-    """Yield step, rank, kind, begin and end of pieces, on the way back from the end of the rank that ends last."""
+    """Yield step, rank, kind, row, begin and end of pieces, on the way back from the end of the rank that ends last."""
     step, now_ns, rank = np.arange(len(steps)), steps.end_ns.max(axis=0), steps.end_ns.argmax(axis=0)
     source = np.full(len(steps), _NO_ROW)
     for _ in range(MAX_ROUNDS):
@@ -180,7 +182,7 @@ def _pieces(
         row, has_waited = last_waits(rank, step, now_ns + ROUNDING_NS, source)
         begin_ns = np.minimum(steps.begin_ns[rank, step], now_ns)
         begin_ns[has_waited] = np.minimum(operations.exit_ns[row[has_waited]], now_ns[has_waited])
-        yield step, rank, np.full(len(step), WORK), begin_ns, now_ns
+        yield step, rank, np.full(len(step), WORK), np.full(len(step), _NO_ROW), begin_ns, now_ns
         if not has_waited.any():
             return
         step, rank, row, exit_ns = (values[has_waited] for values in (step, rank, row, begin_ns))
@@ -188,7 +190,7 @@ def _pieces(
         is_hop = (partner[row] >= 0) & (operations.enter_ns[partner[row]] < exit_ns)
         source = np.where(is_hop, partner[row], row)
         now_ns = np.minimum(operations.enter_ns[source], exit_ns)
-        yield step, rank, operations.op[row].astype(np.int64), now_ns, exit_ns
+        yield step, rank, operations.op[row].astype(np.int64), row, now_ns, exit_ns
         rank = np.searchsorted(names, operations.rank[source])
 
 
@@ -271,12 +273,25 @@ def _compiled_last_waits(
 
 def _ends_in_block(operations: Operations, blocks: Blocks, names: Ints) -> Bools:
     """Return which rows end while their rank is in a block, bool, (num_operations,)."""
-    inside = np.zeros(len(operations), np.bool_)
-    edges = np.searchsorted(operations.rank, names), np.searchsorted(operations.rank, names, side="right")
-    for index, (begin, end) in enumerate(blocks_of(blocks, names.tolist())):
+    return np.asarray(blocked_before_exit_ns(operations, blocks, names.tolist()) >= 0)
+
+
+def blocked_before_exit_ns(operations: Operations, blocks: Blocks, ranks: Sequence[int]) -> Ints:
+    """Return for how long the block in which a row ends had lasted, int64, (num_operations,); -1 outside of blocks.
+
+    Args:
+        operations: rows of all ranks.
+        blocks: stretches in which ranks were blocked.
+        ranks: ascending.
+    """
+    found = np.full(len(operations), -1)
+    edges = np.searchsorted(operations.rank, ranks), np.searchsorted(operations.rank, ranks, side="right")
+    for index, (begin, end) in enumerate(blocks_of(blocks, ranks)):
         own = slice(edges[0][index], edges[1][index])
         order = np.argsort(begin)
-        at = np.searchsorted(begin[order], operations.exit_ns[own], side="right") - 1
+        exit_ns = operations.exit_ns[own]
+        at = np.searchsorted(begin[order], exit_ns, side="right") - 1
         if len(order):
-            inside[own] = (at >= 0) & (operations.exit_ns[own] <= end[order][np.maximum(at, 0)])
-    return inside
+            is_inside = (at >= 0) & (exit_ns <= end[order][np.maximum(at, 0)])
+            found[own] = np.where(is_inside, exit_ns - begin[order][np.maximum(at, 0)], -1)
+    return found

@@ -24,6 +24,8 @@ class PlacementThresholds(Thresholds, topic="placement"):
     """Least share by which bytes over uplinks, or else between hosts, must shrink: less is lost in a job's noise."""
     uplink_weight: float = number(16.0, "times", at_least=1)
     """What a byte over a level of uplinks costs, in bytes between hosts of a leaf: its ranks share uplinks."""
+    rate_error: float = number(0.2, "share")
+    """Part by which transfers on other links may take longer or shorter than predicted: it widens the interval."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,21 +40,36 @@ class Volumes:
     uplink_bytes: float
     host_bytes: float
 
+    def shrunk_to(self, after: Volumes) -> float:
+        """Return the share by which bytes over uplinks shrink, or those between hosts where uplinks carry as many."""
+        is_below_leaves = self.uplink_bytes == after.uplink_bytes
+        old, new = ((one.host_bytes if is_below_leaves else one.uplink_bytes) for one in (self, after))
+        return max(1 - new / old, 0.0) if old else 0.0
+
+
+def switches_above(paths: Sequence[tuple[str, ...]]) -> list[Ints]:
+    """Return the number of the switch above each host on each level, from the leaves up, int64, (num_hosts,) each.
+
+    Args:
+        paths: the switches above each host, from the top down to its leaf.
+    """
+    found = []
+    for level in range(max(map(len, paths), default=0)):
+        upper = [path[: len(path) - level] for path in paths]
+        index = {one: place for place, one in enumerate(dict.fromkeys(upper))}
+        found.append(np.array([index[one] for one in upper], np.int64))
+    return found
+
 
 def levels_between(paths: Sequence[tuple[str, ...]]) -> Ints:
     """Return how many levels of uplinks separate hosts, int64, (num_hosts, num_hosts); 0 below one leaf.
 
     Args:
-        paths: the switches above each host, from the top down to its leaf.
+        paths: as of `switches_above`.
     """
     found = np.zeros((len(paths), len(paths)), np.int64)
-    depth = max(map(len, paths), default=0)
-    for level in range(depth):
-        # From the leaf up: hosts share a switch if they have the same path down to it.
-        upper = [path[: len(path) - level] for path in paths]
-        index = {one: place for place, one in enumerate(dict.fromkeys(upper))}
-        number_of = np.array([index[one] for one in upper])
-        found += (number_of[:, None] != number_of[None, :]) & np.array([len(one) > 0 for one in upper])[:, None]
+    for switch in switches_above(paths):
+        found += switch[:, None] != switch[None, :]
     return found
 
 

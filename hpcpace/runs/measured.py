@@ -90,14 +90,14 @@ def _conditions(content: Any) -> Conditions:
         # Those of an imported run are of where it was imported.
         versions={} if imported else {**dict(_flat(content.get("versions", {}))), "kernel": kernel},
         environment={key: value for key, value in environment.items() if key not in _VARIABLES_OF_A_RUN},
-        command=" ".join(_without_folders([_text(word) for word in content.get("command", [])])),
+        command=" ".join(without_folders([_text(word) for word in content.get("command", [])])),
         commit=_text(content.get("git_commit", "")),
         dtype=work.get("model.dtype", ""),
         tool=_text(imported.get("tool", "")) if isinstance(imported, dict) else "",
     )
 
 
-def _without_folders(words: Iterable[str]) -> Iterator[str]:
+def without_folders(words: Iterable[str]) -> Iterator[str]:
     """Yield the words of a command but for `_OPTIONS_OF_A_RUN` and their values."""
     rest = iter(words)
     for word in rest:

@@ -73,6 +73,18 @@ def test_writes_an_order_of_the_ranks_that_torchrun_starts(hpcpace, bad: Path, t
     assert order == [2 * numbers[place["host"]] + place["local_rank"] for place in places]
 
 
+def test_writes_a_trial(hpcpace, bad: Path, tmp_path: Path) -> None:
+    (bad / "attempt-0" / "run.json").write_text(json.dumps({"launcher": "slurm", "command": ["train.py"]}))
+    code, out, err = hpcpace("place", bad, "--try", tmp_path / "trial")
+    assert (code, err) == (0, "") and "next: check the job in it, then sbatch " in out
+    assert {path.name for path in (tmp_path / "trial").iterdir()} == {"before.txt", "after.txt", "trial.sh"}
+    code, _, err = hpcpace("place", bad, "--try", tmp_path / "trial" / "trial.sh")
+    assert code == 2 and "cannot make the folder" in err and "name another one with --try" in err
+    (bad / "attempt-0" / "run.json").write_text(json.dumps({"launcher": "torchrun", "command": ["train.py"]}))
+    code, out, err = hpcpace("place", bad, "--try", tmp_path / "other")
+    assert (code, out) == (3, "") and "started by torchrun, not by srun" in err and not (tmp_path / "other").exists()
+
+
 @pytest.mark.parametrize(
     ("made", "reason"),
     [
