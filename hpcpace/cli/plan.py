@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -28,6 +28,7 @@ from hpcpace.cli.options import (
 from hpcpace.core.errors import CannotTell, UsageError
 from hpcpace.core.rundir import check_target
 from hpcpace.core.text import parse_rate, printable
+from hpcpace.planning import CHANGES
 
 if TYPE_CHECKING:
     from hpcpace.planning.answer import Question
@@ -60,6 +61,14 @@ def _restrictions(_: click.Context, __: click.Parameter, given: Sequence[str]) -
     return found
 
 
+def _kinds(_: click.Context, __: click.Parameter, text: str | None) -> tuple[str, ...]:
+    """Read kinds of changes such as `network,nodes`; an option that is not given has none."""
+    found = tuple(text.split(",")) if text else ()
+    if unknown := [kind for kind in found if kind not in CHANGES]:
+        raise click.BadParameter(f"{printable(unknown[0])!r}: choose from {', '.join(CHANGES)}")
+    return found
+
+
 @click.command(cls=Command)
 @click.argument("run", type=PATH, required=False)
 @headed(
@@ -79,6 +88,27 @@ def _restrictions(_: click.Context, __: click.Parameter, given: Sequence[str]) -
     option("--probe", type=PATH, metavar="FILE", help="Take rates of links from this probe.", show_default="none"),
     option(
         "--network", metavar="RATE", help="Let each node send at this rate, like 100gbit.", show_default="as measured"
+    ),
+    option(
+        "--nics",
+        type=Whole(1, 64),
+        metavar="N",
+        help="Give each node this many network adapters, each as fast as its network is without this option.",
+        show_default="as measured",
+    ),
+    option(
+        "--oversubscription",
+        type=Real(1),
+        default=1.0,
+        metavar="X",
+        help="Let nodes below a leaf switch send X times what its uplinks carry.",
+    ),
+    option(
+        "--leaf-nodes",
+        type=Whole(1),
+        default=1,
+        metavar="N",
+        help="Place this many neighbouring nodes below each leaf switch; with 1, what leaves a node crosses uplinks.",
     ),
     option(
         "--gpu-memory",
@@ -115,6 +145,13 @@ def _restrictions(_: click.Context, __: click.Parameter, given: Sequence[str]) -
         "2 all).",
         show_default="all",
     ),
+    option(
+        "--what",
+        callback=_kinds,
+        metavar="KIND,KIND",
+        help=f"Say what these changes would do: {', '.join(CHANGES)}.",
+        show_default="all, and show those that help",
+    ),
     option("--top", type=Whole(1, 1000), default=8, help="Show as many layouts for each number of nodes."),
 )
 @headed(
@@ -141,21 +178,20 @@ def command(
     run: Path | None,
     model: str | None,
     machine: str | None,
-    probe: Path | None,
-    network: str | None,
-    gpu_memory: float | None,
     attempt_number: int | None,
     memory: str | None,
     nodes: tuple[int, ...],
     batch: int | None,
     dtype: str | None,
     only: Mapping[str, tuple[int, ...]],
+    what: tuple[str, ...],
     top: int,
     price: float | None,
     job_script: Path | None,
     html: Path | None,
     as_json: bool,
     is_verbose: bool,
+    **links: Any,
 ) -> None:
     """Predict step time, memory and network volume of layouts and numbers of nodes, before a job runs.
 
@@ -164,8 +200,8 @@ def command(
 
     Exit codes: 0 fine; 2 bad input; 3 it cannot tell: nothing fits, or the run does not show what its steps cost.
     """
-    check_target(job_script, [run, probe], "--write")
-    check_target(html, [run, probe, job_script], "--html")
+    check_target(job_script, [run, links["probe"]], "--write")
+    check_target(html, [run, links["probe"], job_script], "--html")
     if html is not None and job_script is not None and html.absolute() == job_script.absolute():
         raise UsageError(f"--write and --html both name {html}: give each a file")
     if run is None and (model is None or machine is None):
@@ -182,22 +218,22 @@ def command(
     if run is not None:
         measured = _measured(run, attempt_number, memory, named_model, is_verbose=is_verbose)
     known = measured.known if measured is not None and machine is None else read_machine(str(machine))
-    if not (measured is None or measured.has_network or machine or network or probe):
+    if not (measured is None or measured.has_network or machine or links["network"] or links["probe"]):
         nodes = _one_node(nodes)
-    known = _changed(known, probe=probe, network=network, gpu_memory=gpu_memory)
+    known = _changed(known, **links)
     known = _with_dtype(known, dtype, measured, is_moved=machine is not None)
     question = _question(
         measured, known, named_model, is_moved=machine is not None, nodes=nodes, batch=batch, dtype=dtype, only=only
     )
     if measured is not None and not machine:
         check_growth(question, measured.nodes)
-    plan = answer(question, top=top)
+    plan = answer(replace(question, what=what or CHANGES), top=top)
     remarks = (*plan.left_out, *known.remarks)
     prices = Prices(per_gpu_hour=price, unit="samples" if question.job.model.sequence == 1 else "tokens")
     _write(job_script, job_script_of(plan, question.job, prices.unit), "--write")
     present = None if measured is None else _present(measured)
     names = {"model": question.job.model.name, "machine": known.machine.name}
-    document = plan_document(plan, **names, remarks=remarks, prices=prices, present=present)
+    document = plan_document(plan, **names, remarks=remarks, prices=prices, present=present, all_changes=bool(what))
     _write(html, html_page(document) if html is not None else "", "--html")
     data = json.dumps(json_of(plan, remarks=remarks, prices=prices), indent=2)
     show(document, f"{data}\n", as_json=as_json, is_verbose=is_verbose)
@@ -259,11 +295,20 @@ def _measured(
     return found
 
 
-def _changed(known: KnownMachine, *, probe: Path | None, network: str | None, gpu_memory: float | None) -> KnownMachine:
+def _changed(
+    known: KnownMachine,
+    *,
+    probe: Path | None,
+    network: str | None,
+    nics: int | None,
+    oversubscription: float,
+    leaf_nodes: int,
+    gpu_memory: float | None,
+) -> KnownMachine:
     """Return a machine with what options say of it.
 
     Raises:
-        UsageError: a rate cannot be read.
+        UsageError: a rate cannot be read, or leaves are named without their uplinks.
         ProbeError: the probe cannot be read.
     """
     from hpcpace.planning.machine import with_links
@@ -279,7 +324,16 @@ def _changed(known: KnownMachine, *, probe: Path | None, network: str | None, gp
             raise UsageError(f"--network: {error}") from None
     if gpu_memory is not None:
         machine = replace(machine, memory_bytes=gpu_memory * 1e9)
-    return replace(known, machine=machine)
+    known = replace(known, machine=machine)
+    if nics is not None:
+        machine = replace(machine, network_rate=machine.network_rate * nics, num_nics=nics)
+        known = known.unmeasured(machine, f"that {nics} adapters carry {nics} times as much, a rank through each,")
+    if leaf_nodes > 1 and oversubscription == 1:
+        raise UsageError("--leaf-nodes matters where uplinks are narrow: say by how much with --oversubscription")
+    if oversubscription > 1:
+        machine = replace(known.machine, oversubscription=oversubscription, leaf_nodes=leaf_nodes)
+        known = known.unmeasured(machine, "how data share uplinks")
+    return known
 
 
 def _question(
@@ -330,4 +384,5 @@ def _question(
     )
     if measured is None or is_moved:
         return replace(question, max_ranks=MAX_GROWTH * MEASURED_RANKS)
-    return replace(question, correction=measured.correction, measured=measured.layout.row(0))
+    layout = measured.layout.row(0)
+    return replace(question, correction=measured.correction, measured=layout, spread=measured.spread)

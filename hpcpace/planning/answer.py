@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -11,6 +11,8 @@ import numpy as np
 from hpcpace.core.errors import CannotTell, ConfigError
 from hpcpace.core.text import plural
 from hpcpace.metrics import Bools, Ints
+from hpcpace.metrics.special import ndtri
+from hpcpace.planning import CHANGES
 from hpcpace.planning.engine import Engine, Job
 from hpcpace.planning.layouts import Layouts, Recompute, enumerate_layouts
 from hpcpace.planning.model import MeasuredModel
@@ -23,6 +25,13 @@ MAX_GROWTH = 16
 OTHER_WAYS = 1.5
 """Half-width around pipelines and tensor parallelism planned from a run of replicas, over that around replicas: in the
 lab such predictions were off by up to 23 % (docs/results/plan.md)."""
+_OF_A_SCRIPT = "a traced script does not show it: name its model with --model"
+_UNTRIED = {
+    "layout": "there is no run with a layout of its own",
+    "local-sgd": "the run does it already",
+    "precision": "the plan is not for float32, or for a traced script, which does not show it",
+}
+"""Why changes of a kind are not tried; other kinds of a script alone."""
 _BILLION = 1e9
 
 
@@ -73,10 +82,12 @@ class Change:
     """What a change would do to the best layout's throughput.
 
     Attributes:
+        kind: one of `CHANGES`.
         name: of the change.
-        factor: throughput with it over throughput without.
+        factor: throughput with it over throughput without; 0 where no layout fits.
     """
 
+    kind: str
     name: str
     factor: float
 
@@ -91,6 +102,7 @@ class Plan:
         num_too_large: of them that do not fit into memory.
         left_out: numbers of nodes that no layout fits, a sentence each.
         changes: to the best layout on the most nodes.
+        untried: kinds of changes that cannot be tried, a sentence each.
     """
 
     choices: tuple[Choice, ...]
@@ -98,6 +110,7 @@ class Plan:
     num_too_large: int
     left_out: tuple[str, ...]
     changes: tuple[Change, ...]
+    untried: tuple[str, ...] = ()
 
     @property
     def best(self) -> tuple[Choice, ...]:
@@ -127,6 +140,8 @@ class Question:
         correction: measured over predicted step of the run that constants come from; 1 without one.
         max_ranks: beyond which predictions have no interval; None without a limit.
         measured: the layout of the run that constants come from; None without one.
+        spread: by which own work differs between the ranks of that run in single steps, relative to it.
+        what: which of `CHANGES` are tried.
     """
 
     job: Job
@@ -137,6 +152,12 @@ class Question:
     correction: float = 1.0
     max_ranks: int | None = None
     measured: Mapping[str, int] | None = None
+    spread: float = 0.0
+    what: Sequence[str] = CHANGES
+
+    def with_only(self, **values: int) -> Question:
+        """Return the question with one value of some columns."""
+        return replace(self, only={**self.only, **{name: (value,) for name, value in values.items()}})
 
     def layouts(self, nodes: int) -> Layouts:
         """Return the layouts on a number of nodes.
@@ -204,7 +225,12 @@ def answer(question: Question, *, top: int) -> Plan:
         num_layouts=num_layouts,
         num_too_large=num_too_large,
         left_out=tuple(f"{plural(nodes, 'node')} left out: {why}" for nodes, why in left_out.items()),
-        changes=_changes(question, choices[-1].nodes),
+        changes=(changes := _changes(question, choices[-1].nodes)),
+        untried=tuple(
+            f"{kind} not tried: {_UNTRIED.get(kind, _OF_A_SCRIPT)}"
+            for kind in question.what
+            if kind not in {change.kind for change in changes}
+        ),
     )
 
 
@@ -245,6 +271,24 @@ def _margin(question: Question, layout: Mapping[str, int], nodes: int) -> float 
     return None if measured else math.exp(OTHER_WAYS * question.error)
 
 
+def _jitter_s(question: Question, engine: Engine, index: int) -> float:
+    """Return how much longer the slowest of a layout's ranks works in a step, because it has more ranks than the run.
+
+    The mean largest of k independent normal values is about their (k - 3/8) / (k + 1/4) quantile (Blom 1958).
+    """
+    if question.measured is None:
+        return 0.0
+    now, then = (
+        float(ndtri((num - 0.375) / (num + 0.25)))
+        for num in (_num_ranks(question.measured), int(engine.layouts.num_ranks[index]))
+    )
+    return question.spread * float(engine.compute_s[index]) * max(then - now, 0.0)
+
+
+def _num_ranks(layout: Mapping[str, int]) -> int:
+    return layout["dp"] * layout["pp"] * layout["tp"]
+
+
 def _choices(question: Question, layouts: Layouts, nodes: int) -> list[Choice]:
     engine = steps_of(question.job, layouts)
     # Libraries choose between a ring over all ranks and adding up on each node first: the interval holds both.
@@ -261,7 +305,7 @@ def _choices(question: Question, layouts: Layouts, nodes: int) -> list[Choice]:
                 num_ranks=int(layouts.num_ranks[index]),
                 step_s=step_s,
                 low_s=None if margin is None else min(both) / margin,
-                high_s=None if margin is None else max(both) * margin,
+                high_s=None if margin is None else max(both) * margin + _jitter_s(question, engine, index),
                 tokens=int(layouts.sequences[index]) * question.job.model.sequence,
                 memory_bytes=float(engine.memory_bytes[index]),
                 network_bytes=float(engine.network_bytes[index]),
@@ -273,27 +317,68 @@ def _choices(question: Question, layouts: Layouts, nodes: int) -> list[Choice]:
 
 def _changes(question: Question, nodes: int) -> tuple[Change, ...]:
     """Return what changes would do on a number of nodes, each with the layout that is best with it."""
-    job = question.job
-    before_s = _best_s(question, job, nodes)
-    tried: dict[str, Callable[[], Job]] = {
-        "10 times the network": lambda: job.on(job.machine.scaled(network_rate=10)),
-        "twice the memory": lambda: job.on(job.machine.scaled(memory_bytes=2)),
-        "hierarchical all-reduce, which sums on each node first": lambda: replace(job, is_hierarchical=True),
-        "gradients in 2 bytes": lambda: replace(job, gradient_bytes=2),
-        "local SGD, which exchanges every 8 steps": lambda: replace(job, sync_every=8),
-    }
-    if isinstance(job.model, MeasuredModel):
-        del tried["gradients in 2 bytes"], tried["twice the memory"]
-    if job.sync_every > 1 or not 0 < before_s < math.inf:
-        del tried["local SGD, which exchanges every 8 steps"]
-    factors = {name: before_s / _best_s(question, made(), nodes) for name, made in tried.items()}
-    return tuple(Change(name=name, factor=factor) for name, factor in sorted(factors.items(), key=lambda one: -one[1]))
+    before_s = _best_s(question, nodes)
+    if not 0 < before_s < math.inf:
+        return ()
+    found: list[Change] = []
+    for kind in question.what:
+        if (tried := _tried(question, nodes, kind)) is not None:
+            name, after_s = tried
+            found.append(Change(kind=kind, name=name, factor=before_s / after_s))
+    if "layout" in question.what and question.measured is not None:
+        found.append(_of_layout(question, question.measured))
+    return tuple(sorted(found, key=lambda one: -one.factor))
 
 
-def _best_s(question: Question, job: Job, nodes: int) -> float:
-    layouts = question.layouts(nodes)
-    if job.sync_every > 1:
+def _tried(question: Question, nodes: int, kind: str) -> tuple[str, float] | None:
+    """Return the name of a change, and how long a step takes with it; None where it cannot be tried.
+
+    What a traced script takes with other numbers, or without some of its activations, was not measured.
+    """
+    job, is_script = question.job, isinstance(question.job.model, MeasuredModel)
+    name, changed = "", question
+    match kind:
+        case "network":
+            name = "10 times the network"
+            changed = replace(question, job=job.on(job.machine.scaled(network_rate=10)))
+        case "hierarchical":
+            name = "hierarchical all-reduce, which sums on each node first"
+            changed = replace(question, job=replace(job, is_hierarchical=True))
+        case "local-sgd" if job.sync_every == 1:
+            name = "local SGD, which exchanges every 8 steps"
+            changed = replace(question, job=replace(job, sync_every=8))
+        case "memory" if not is_script:
+            name = "twice the memory"
+            changed = replace(question, job=job.on(job.machine.scaled(memory_bytes=2)))
+        case "compression" if not is_script:
+            name, changed = "gradients in 2 bytes", replace(question, job=replace(job, gradient_bytes=2))
+        case "precision" if not is_script and question.only.get("element_bytes") == (4,):
+            name = "bfloat16, if products take half as long in it"
+            changed = question.with_only(element_bytes=2)
+        case "checkpointing" if not is_script:
+            name = "all activations recomputed in the backward pass"
+            changed = question.with_only(recompute=int(Recompute.FULL))
+        case "nodes":
+            name, nodes = f"{2 * nodes} nodes", 2 * nodes
+    return (name, _best_s(changed, nodes)) if name else None
+
+
+def _of_layout(question: Question, measured: Mapping[str, int]) -> Change:
+    """Return what the best layout on the nodes of the run would do beside its own."""
+    nodes = _num_ranks(measured) // question.job.machine.gpus_per_node
+    own_s = float(steps_of(question.job, Layouts.of(**measured)).step_s[0])
+    name = f"the best layout on the {plural(nodes, 'node')} of the run instead of its own"
+    return Change(kind="layout", name=name, factor=own_s / _best_s(question, max(nodes, 1)))
+
+
+def _best_s(question: Question, nodes: int) -> float:
+    """Return how long a step takes with the best layout on a number of nodes; infinite where none fits."""
+    try:
+        layouts = question.layouts(nodes)
+    except ConfigError:
+        return math.inf
+    if question.job.sync_every > 1:
         # State or parameters that replicas share out have to be exchanged in each step.
         layouts = layouts.take(layouts.zero == 0)
-    engine = steps_of(job, layouts)
+    engine = steps_of(question.job, layouts)
     return float(engine.step_s[_fits(engine)].min(initial=math.inf))

@@ -53,11 +53,13 @@ class Groups:
         size: ranks of a group.
         local: of them on one node.
         num_beside: groups that share the node's network.
+        distance: nodes from a member to the next one on another node.
     """
 
     size: Ints
     local: Ints
     num_beside: Ints
+    distance: Ints
 
     @property
     def num_nodes(self) -> Ints:
@@ -176,7 +178,8 @@ class Engine(ABC):
         """Return where groups lie whose ranks are a stride apart: nodes take `gpus_per_node` ranks in turn."""
         on_node = np.minimum(self.machine.gpus_per_node, self.layouts.num_ranks)
         local = np.clip(on_node // stride, 1, size)
-        return Groups(size=size, local=local, num_beside=np.maximum(on_node // local, 1))
+        distance = np.maximum(stride // self.machine.gpus_per_node, 1)
+        return Groups(size=size, local=local, num_beside=np.maximum(on_node // local, 1), distance=distance)
 
     def sent_bytes(self, groups: Groups, size_bytes: Floats, num_rounds: int) -> Floats:
         """Return what a node sends to others for all its groups, 0 where a group stays on its node.
@@ -197,19 +200,40 @@ class Engine(ABC):
         """Return how long a collective takes; arguments as of `sent_bytes`."""
         machine = self.machine
         latency_s = num_rounds * (groups.num_nodes - 1) * machine.network_latency_s
-        network_s = self.sent_bytes(groups, size_bytes, num_rounds) / machine.network_rate + latency_s
+        is_in_leaf = (groups.num_nodes - 1) * groups.distance < machine.leaf_nodes
+        # Libraries let all ranks of a node that are in a ring send a part of it to the next node.
+        rate = self._node_rate(groups.num_beside * groups.local, groups.distance, is_in_leaf)
+        network_s = self.sent_bytes(groups, size_bytes, num_rounds) / rate + latency_s
         # Between ranks of a node: the whole ring, or the part of it that is on the node.
         sent = num_rounds * (groups.size - 1) / groups.size * size_bytes
         node_s = sent / machine.node_rate + num_rounds * groups.local * machine.node_latency_s
         return np.maximum(network_s, np.where(groups.local > 1, node_s, 0.0))
 
-    def message_s(self, size_bytes: Floats, leaves: Bools, num_beside: Ints) -> Floats:
-        """Return how long messages take, of which `num_beside` leave a node at once where `leaves` says so."""
+    def _node_rate(self, num_senders: Ints, distance: Ints, is_in_leaf: Bools) -> Floats:
+        """Return the bytes a second that a node sends, float64.
+
+        Of the nodes below a leaf, as many send over its uplinks as their data have nodes to go.
+
+        Args:
+            num_senders: ranks of a node that send to other nodes at once.
+            distance: nodes that the data have to go.
+            is_in_leaf: whether they stay below one leaf.
+        """
         machine = self.machine
-        network_s = size_bytes * num_beside / machine.network_rate + machine.network_latency_s
+        adapters = np.minimum(num_senders, machine.num_nics) / machine.num_nics
+        crossing = np.minimum(distance, machine.leaf_nodes) / machine.leaf_nodes
+        slower = np.where(is_in_leaf, 1.0, np.maximum(machine.oversubscription * crossing, 1.0))
+        return np.asarray(machine.network_rate * adapters / slower)
+
+    def message_s(self, size_bytes: Floats, leaves: Bools, num_beside: Ints, distance: Ints) -> Floats:
+        """Return how long messages over a distance in nodes take, `num_beside` of them at once where they leave one."""
+        machine = self.machine
+        is_in_leaf = ceil(self.layouts.num_ranks, machine.gpus_per_node).max(initial=1) <= machine.leaf_nodes
+        rate = self._node_rate(num_beside, distance, np.asarray(is_in_leaf))
+        network_s = size_bytes * num_beside / rate + machine.network_latency_s
         return np.where(leaves, network_s, size_bytes / machine.node_rate + machine.node_latency_s)
 
 
-def ceil(number: Ints | int, by: Ints) -> Ints:
+def ceil(number: Ints | int, by: Ints | int) -> Ints:
     """Return quotients, rounded up."""
     return np.asarray(-(-number // by))

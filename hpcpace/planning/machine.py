@@ -28,6 +28,9 @@ class Machine:
         node_latency_s: of a message within a node.
         network_rate: bytes a second that a node sends to other nodes, all its processors together, in one direction.
         network_latency_s: of a message between nodes.
+        num_nics: adapters of a node, each of which has as much of `network_rate`; a rank sends through one of them.
+        oversubscription: what the nodes below a leaf switch can send over what its uplinks carry.
+        leaf_nodes: neighbouring nodes below one leaf switch; 1 if any two nodes may be below different ones.
     """
 
     name: str
@@ -40,6 +43,9 @@ class Machine:
     layer_s: float = 0.0
     node_latency_s: float = 10e-6
     network_latency_s: float = 20e-6
+    num_nics: int = 1
+    oversubscription: float = 1.0
+    leaf_nodes: int = 1
 
     def __post_init__(self) -> None:
         """Refuse a machine that no step ends on.
@@ -71,6 +77,10 @@ class KnownMachine:
     machine: Machine
     error: float | None
     remarks: tuple[str, ...] = ()
+
+    def unmeasured(self, machine: Machine, what: str) -> KnownMachine:
+        """Return another machine, of which `what` rests on no measurement, so that predictions have no interval."""
+        return KnownMachine(machine=machine, error=None, remarks=(*self.remarks, f"{what} rests on no measurement"))
 
 
 def with_links(known: KnownMachine, probe: ProbeRecord) -> KnownMachine:

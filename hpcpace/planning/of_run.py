@@ -82,6 +82,7 @@ class MeasuredRun:
         has_network: whether it shows how fast nodes send to each other.
         correction: measured over predicted step: what the constants do not explain, such as jitter and waits.
         error: half-width of predictions, logarithmic; None where the run does not say.
+        spread: by which own work differs between ranks in single steps, standard deviation over mean.
         remarks: what it does not show, a sentence each.
     """
 
@@ -93,6 +94,7 @@ class MeasuredRun:
     has_network: bool
     correction: float
     error: float | None
+    spread: float
     remarks: tuple[str, ...]
 
     @property
@@ -155,6 +157,7 @@ def measure_run(run: Run, model: Transformer | None) -> MeasuredRun:
         has_network=has_network,
         correction=correction,
         error=_error(correction, job),
+        spread=_spread(parts, num_ranks),
         remarks=_remarks(base),
     )
 
@@ -268,6 +271,18 @@ def _own_work_s(parts: dict[str, Floats], num_ranks: int) -> dict[str, float]:
     medians = [np.median(one, axis=0) for one in by_rank]
     most = int(np.argmax(medians[0] + medians[1]))
     return {name: float(median[most]) / 1e9 for name, median in zip(names, medians, strict=True)}
+
+
+def _spread(parts: dict[str, Floats], num_ranks: int) -> float:
+    """Return by which own work differs between ranks in single steps, standard deviation over mean.
+
+    What lasts on a rank, and what a step has on all ranks, does not grow with their number.
+    """
+    own_ns = sum(parts[f"{part.name.lower()}_ns"] for part in (Part.FORWARD, Part.BACKWARD, Part.OPTIMIZER))
+    by_step = np.asarray(own_ns, np.float64).reshape(-1, num_ranks)
+    single = by_step - by_step.mean(axis=0) - by_step.mean(axis=1, keepdims=True) + by_step.mean()
+    freedom = (len(by_step) - 1) * (num_ranks - 1)
+    return math.sqrt(float((single**2).sum()) / freedom) / float(by_step.mean()) if freedom and by_step.any() else 0.0
 
 
 def _transformer(recorded: RecordedModel) -> Transformer | None:

@@ -192,7 +192,8 @@ class TransformerSteps(Engine):
         first = np.arange(pp - 1)[None, :] * stride
         leaves = first // per_node != (first + stride) // per_node
         size_bytes = (self._boundary_bytes / self._split)[which, None]
-        return self.message_s(size_bytes, leaves, self._num_senders[which, None])
+        distance = np.maximum(stride // per_node, 1)
+        return self.message_s(size_bytes, leaves, self._num_senders[which, None], distance)
 
     @cached_property
     def _tied_bytes(self) -> Floats:
@@ -207,7 +208,8 @@ class TransformerSteps(Engine):
 
     @cached_property
     def _tied_s(self) -> Floats:
-        took_s = self.message_s(self._tied_bytes, self._is_tied_over_nodes, self._num_senders)
+        distance = np.maximum((self.layouts.pp - 1) * self._stage_stride // self.machine.gpus_per_node, 1)
+        took_s = self.message_s(self._tied_bytes, self._is_tied_over_nodes, self._num_senders, distance)
         return np.where(self._tied_bytes > 0, took_s, 0.0)
 
     @cached_property

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hpcpace.core.text import format_bytes, format_count, format_duration, listed, percent, plural
-from hpcpace.planning.answer import Choice, Plan
+from hpcpace.planning.answer import Change, Choice, Plan
 from hpcpace.planning.engine import Job
 from hpcpace.planning.layouts import Recompute
 from hpcpace.planning.model import preset
@@ -47,7 +47,14 @@ class Present:
 
 
 def plan_document(
-    plan: Plan, *, model: str, machine: str, remarks: Sequence[str], prices: Prices, present: Present | None = None
+    plan: Plan,
+    *,
+    model: str,
+    machine: str,
+    remarks: Sequence[str],
+    prices: Prices,
+    present: Present | None = None,
+    all_changes: bool = False,
 ) -> Document:
     """Return the document of a plan.
 
@@ -57,11 +64,13 @@ def plan_document(
         remarks: what rests on no measurement, a sentence each.
         prices: of processors.
         present: of the run that was traced.
+        all_changes: whether to list those that do not help, too, and those that cannot be tried.
     """
     best = max(plan.choices, key=lambda one: one.tokens_per_s)
     last_nodes = plan.choices[-1].nodes
     of_last = [choice for choice in plan.choices if choice.nodes == last_nodes]
-    changes = [change for change in plan.changes if change.factor >= _MIN_FACTOR]
+    changes = [change for change in plan.changes if all_changes or change.factor >= _MIN_FACTOR]
+    tried = [_change_words(change) for change in changes] or ["none of the changes that were tried makes it 2 % faster"]
     headline = f"fastest: {layout_words(best)} on {plural(best.nodes, 'node')}: {_speed(best, prices.unit)}"
     too_large = f", of which {plan.num_too_large} do not fit into memory" if plan.num_too_large else ""
     return Document(
@@ -81,11 +90,7 @@ def plan_document(
             ),
             Section(
                 "What would help",
-                [
-                    Notes([f"{change.name}: {change.factor:.2f} times as fast" for change in changes])
-                    if changes
-                    else Notes(["none of the changes that were tried makes it 2 % faster"])
-                ],
+                [Notes([*tried, *(plan.untried if all_changes else ())])],
                 lead=f"on {plural(last_nodes, 'node')}, each with the layout that is best with it",
             ),
             Section("", [Notes([*_remarks(best), *remarks], is_folded=True, has_terms=False)]),
@@ -94,6 +99,12 @@ def plan_document(
         data=json.dumps(as_json(plan, remarks=remarks, prices=prices)),
         has_glossary=False,
     )
+
+
+def _change_words(change: Change) -> str:
+    if not change.factor:
+        return f"{change.name}: no layout fits"
+    return f"{change.name}: {change.factor:.2f} times as fast"
 
 
 def _now(present: Present | None, unit: str) -> list[tuple[str, list[str]]]:
@@ -123,7 +134,9 @@ def as_json(plan: Plan, *, remarks: Sequence[str], prices: Prices) -> dict[str, 
         "num_layouts": plan.num_layouts,
         "num_too_large": plan.num_too_large,
         "layouts": [{**_choice_json(one, prices), "is_on_front": id(one) in front} for one in plan.choices],
-        "changes": [{"name": change.name, "speed_factor": change.factor} for change in plan.changes],
+        "changes": [
+            {"kind": change.kind, "name": change.name, "speed_factor": change.factor} for change in plan.changes
+        ],
         "remarks": [*remarks],
     }
 

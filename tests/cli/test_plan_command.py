@@ -57,6 +57,29 @@ def test_a_slower_network_is_no_faster(hpcpace) -> None:
     assert steps == sorted(steps) and steps[-1] > 1.5 * steps[0]
 
 
+def test_links_that_nobody_measured_have_no_interval(hpcpace) -> None:
+    steps = {}
+    for links in ((), ("--nics", "4"), ("--oversubscription", "4"), ("--oversubscription", "4", "--leaf-nodes", "8")):
+        _, out, _ = hpcpace("plan", *MODEL, "--nodes", "16", "--network", "10gbit", *links, "--json")
+        found = json.loads(out)
+        steps[links[-1:]] = found["layouts"][0]["step_s"]
+        assert (found["layouts"][0]["step_low_s"] is None) == bool(links)
+        assert any("rests on no measurement" in remark for remark in found["remarks"]) == bool(links)
+    assert steps["4",] > steps["8",] >= steps[()]
+    _, out, _ = hpcpace("plan", *MODEL, "--nodes", "16", "--network", "10gbit", "--nics", "4", "--json")
+    assert json.loads(out)["layouts"][0]["step_s"] < steps[()]
+
+
+def test_changes_that_are_asked_for_are_listed_even_if_they_do_not_help(hpcpace) -> None:
+    code, out, _ = hpcpace("plan", *MODEL, "--nodes", "2", "--what", "network,layout,checkpointing")
+    section = out[out.index("What would help") :].splitlines()[1:4]
+    assert code == 0 and [line.split(":")[0] for line in section] == [
+        "- 10 times the network",
+        "- all activations recomputed in the backward pass",
+        "- layout not tried",
+    ]
+
+
 def test_restrictions_and_memory_hold(hpcpace) -> None:
     only = ("--only", "pp=8,4", "--only", "zero=0", "--gpu-memory", "12")
     _, out, _ = hpcpace("plan", *MODEL, "--nodes", "1", *only, "--json")
@@ -156,6 +179,10 @@ def test_sizes_beyond_the_measured_ones_have_no_interval(hpcpace) -> None:
         ((*MODEL, "--only", "tp=1", "--only", "tp=2"), 2, "name tp once"),
         ((*MODEL, "--batch", "1", "--nodes", "3"), 2, "no layout of 24 ranks"),
         ((*MODEL, "--network", "fast"), 2, "--network"),
+        ((*MODEL, "--what", "nodes,gpus"), 2, "'gpus': choose from nodes, layout, precision"),
+        ((*MODEL, "--leaf-nodes", "4"), 2, "say by how much with --oversubscription"),
+        ((*MODEL, "--oversubscription", "0.5"), 2, "--oversubscription"),
+        ((*MODEL, "--nics", "0"), 2, "--nics"),
         ((*MODEL, "--gpu-memory", "0.5", "--nodes", "1"), 3, "no layout fits into memory: the smallest needs"),
         ((*MODEL, "--write", "x", "--html", "x"), 2, "--write and --html both name x: give each a file"),
         ((*MODEL, "--probe", "none.json"), 2, "cannot read the probe none.json"),

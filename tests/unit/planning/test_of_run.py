@@ -49,6 +49,13 @@ def test_a_script_is_known_by_what_its_ranks_compute_and_exchange(tmp_path: Path
     assert found.step_s == pytest.approx(0.036, rel=0.02) and 0.8 < found.correction < 1.3
 
 
+def test_work_that_differs_in_single_steps_is_the_spread(tmp_path: Path) -> None:
+    found = measure_run(_run(tmp_path, noise=0.1, num_steps=200, slow={1: 1.2}), None)
+    work_ns = np.array([FORWARD_NS, BACKWARD_NS])
+    whole_ns = work_ns.sum() * 1.05 + OPTIMIZER_NS  # with the slow rank
+    assert found.spread == pytest.approx(0.1 * math.sqrt((work_ns**2).sum()) / whole_ns, rel=0.15)
+
+
 def test_links_between_nodes_are_those_of_the_operations(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("tests.placed_run._COMPUTE_NS", 150 * MS)
     ring = [Operation("all_reduce", "gradients", (0, 1, 2, 3), 4_000_000, 4)]
