@@ -251,7 +251,7 @@ def _with_dtype(
         return known
     what = "the steps of its constants" if measured is None or is_moved else "the run"
     unmeasured = f"{what} had elements of {computed} bytes: how fast ranks compute with {planned} was not measured"
-    return replace(known, error=None, remarks=(*known.remarks, unmeasured))
+    return replace(known, error=None, remarks=(unmeasured, *known.remarks))
 
 
 def _write(target: Path | None, content: str, name: str) -> None:

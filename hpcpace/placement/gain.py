@@ -14,6 +14,7 @@ from functools import cached_property
 
 import numpy as np
 
+from hpcpace.diagnosis.clocks import ClockThresholds, are_exits_early
 from hpcpace.diagnosis.close_up import CloseUp
 from hpcpace.diagnosis.judged import JudgedAttempt
 from hpcpace.metrics import Bools, Floats, Ints
@@ -119,7 +120,8 @@ def predicted_gain(judged: JudgedAttempt, after: Ints, switches: Sequence[Ints],
     if not np.isfinite(exposed_ns).all():
         return None
     close_up = measured.close_up
-    if close_up is not None and measured.are_waits_known and not measured.clocks.num_wrong:
+    is_clock_wrong = measured.clocks.num_wrong or are_exits_early(measured.clocks, judged.limits(ClockThresholds))
+    if close_up is not None and measured.are_waits_known and not is_clock_wrong and not measured.timed.unknown_clocks:
         before = PathTransfers(close_up, measured.places.node)
         share = before.gain(after, switches, _line_rate(judged), judged.limits(PlacementThresholds))
         if share is not None:

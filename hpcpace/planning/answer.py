@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from hpcpace.core.errors import CannotTell, ConfigError
-from hpcpace.core.text import plural
+from hpcpace.core.text import listed, plural
 from hpcpace.metrics import Bools, Ints
 from hpcpace.metrics.special import ndtri
 from hpcpace.planning import CHANGES
@@ -27,11 +27,15 @@ OTHER_WAYS = 1.5
 lab such predictions were off by up to 23 % (docs/results/plan.md)."""
 _OF_A_SCRIPT = "a traced script does not show it: name its model with --model"
 _UNTRIED = {
+    "nodes": f"twice as many are more than {MAX_GROWTH} times those of the run",
     "layout": "there is no run with a layout of its own",
     "local-sgd": "the run does it already",
     "precision": "the plan is not for float32, or for a traced script, which does not show it",
 }
 """Why changes of a kind are not tried; other kinds of a script alone."""
+NOT_MEASURED = "nothing measured says how far off these predictions are"
+"""Why there is no interval where a remark on the machine has the reason."""
+_WAYS = {"pp": "a pipeline", "tp": "tensor parallelism"}
 _BILLION = 1e9
 
 
@@ -44,6 +48,7 @@ class Choice:
         nodes: of the job.
         num_ranks: of the job.
         step_s: time of a step, and the interval around it; `low_s` and `high_s` are None where no measurement says.
+        why_unknown: why there is no interval; empty where there is one.
         tokens: of a step, or samples of a model without sequences.
         memory_bytes: of the rank with most.
         network_bytes: that the busiest node sends to others in a step.
@@ -56,6 +61,7 @@ class Choice:
     step_s: float
     low_s: float | None
     high_s: float | None
+    why_unknown: str
     tokens: int
     memory_bytes: float
     network_bytes: float
@@ -254,21 +260,24 @@ def _least_recomputing(layouts: Layouts, order: Ints) -> Ints:
     return order[np.sort(first)]
 
 
-def _margin(question: Question, layout: Mapping[str, int], nodes: int) -> float | None:
-    """Return by which factor a prediction may be off on either side; None where no measurement says.
+def _margin(question: Question, layout: Mapping[str, int], nodes: int) -> float | str:
+    """Return by which factor a prediction may be off on either side, or why that is not known.
 
     Pipelines and tensor parallelism do not show what replicas exchange, nor each other; replicas show the links of all.
     """
     if question.error is None:
-        return None
+        return NOT_MEASURED
     if question.max_ranks is not None and nodes * question.job.machine.gpus_per_node > question.max_ranks:
-        return None
+        return f"more than {question.max_ranks} ranks, {MAX_GROWTH} times those of the measured steps"
     if question.measured is None:
         return math.exp(question.error)
     ways, measured = ({name for name in ("pp", "tp") if one[name] > 1} for one in (layout, question.measured))
     if ways == measured:
         return math.exp(question.error)
-    return None if measured else math.exp(OTHER_WAYS * question.error)
+    if not measured:
+        return math.exp(OTHER_WAYS * question.error)
+    shown, planned = (listed([_WAYS[name] for name in sorted(one)]) or "replicas alone" for one in (measured, ways))
+    return f"a run with {shown} does not show what {planned} would exchange"
 
 
 def _jitter_s(question: Question, engine: Engine, index: int) -> float:
@@ -304,8 +313,9 @@ def _choices(question: Question, layouts: Layouts, nodes: int) -> list[Choice]:
                 nodes=nodes,
                 num_ranks=int(layouts.num_ranks[index]),
                 step_s=step_s,
-                low_s=None if margin is None else min(both) / margin,
-                high_s=None if margin is None else max(both) * margin + _jitter_s(question, engine, index),
+                low_s=None if isinstance(margin, str) else min(both) / margin,
+                high_s=None if isinstance(margin, str) else max(both) * margin + _jitter_s(question, engine, index),
+                why_unknown=margin if isinstance(margin, str) else "",
                 tokens=int(layouts.sequences[index]) * question.job.model.sequence,
                 memory_bytes=float(engine.memory_bytes[index]),
                 network_bytes=float(engine.network_bytes[index]),
@@ -358,9 +368,14 @@ def _tried(question: Question, nodes: int, kind: str) -> tuple[str, float] | Non
         case "checkpointing" if not is_script:
             name = "all activations recomputed in the backward pass"
             changed = question.with_only(recompute=int(Recompute.FULL))
-        case "nodes":
+        case "nodes" if _is_near(question, 2 * nodes):
             name, nodes = f"{2 * nodes} nodes", 2 * nodes
     return (name, _best_s(changed, nodes)) if name else None
+
+
+def _is_near(question: Question, nodes: int) -> bool:
+    num_ranks = nodes * question.job.machine.gpus_per_node
+    return question.measured is None or num_ranks <= MAX_GROWTH * _num_ranks(question.measured)
 
 
 def _of_layout(question: Question, measured: Mapping[str, int]) -> Change:

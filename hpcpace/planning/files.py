@@ -141,6 +141,8 @@ def _known(name: str, found: MachineFile, table: Mapping[str, Any]) -> KnownMach
         if missing:
             raise ConfigError(f'machine {name} lacks {listed(missing)}: add them, or `like = "a100"`')
         machine, error, remarks = Machine(name=name, **values), found.error, ()
+    if error is None and not found.is_scaled:
+        remarks = (*remarks, f"{name}: give it an `error` to get intervals, such as 0.2 if predictions are within 20 %")
     if found.is_scaled:
         remarks = (*remarks, f"{name}: scaled from data sheets, nobody has measured it")
     return KnownMachine(machine=machine, error=error, remarks=remarks)

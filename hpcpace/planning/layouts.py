@@ -15,6 +15,8 @@ from hpcpace.core.errors import ConfigError
 from hpcpace.metrics import Bools, Ints
 from hpcpace.planning.model import Model
 
+_SHOWN = 6  # display: numbers to choose from
+
 
 class Recompute(IntEnum):
     """Which activations the backward pass computes again (Korthikanti et al. 2023)."""
@@ -138,11 +140,42 @@ def enumerate_layouts(
     if not rows:
         raise ConfigError(
             f"no layout of {num_ranks} ranks fits {model.name} ({model.num_layers} layers, {model.num_heads} heads) "
-            f"and a batch of {batch}: choose a batch that the ranks divide, or restrict less"
+            f"and a batch of {batch}: {_why_none(model, num_ranks, batch, allowed)}"
         )
     names = ("dp", "pp", "tp", "zero", "micro_batch", "num_micro", "recompute")
     columns = dict(zip(names, np.array(rows, np.int64).T, strict=True))
     return Layouts.of(**columns, element_bytes=allowed.get("element_bytes", (2,))[0])
+
+
+def _why_none(model: Model, num_ranks: int, batch: int, allowed: Mapping[str, Sequence[int]]) -> str:
+    """Return what no layout fits, and what to do about it."""
+    divided = [
+        *((name, num_ranks, "ranks") for name in ("dp", "pp", "tp")),
+        ("tp", model.num_heads, "heads"),
+        ("dp", batch, "sequences of a step"),
+        ("micro_batch", batch, "sequences of a step"),
+    ]
+    for name, number, what in divided:
+        values = allowed.get(name, ())
+        if values and not any(number % value == 0 for value in values):
+            return f"{name}={','.join(map(str, values))} does not divide {number} {what}: choose from {_shown(number)}"
+    if min(allowed.get("pp", (1,))) > model.num_layers:
+        return f"a pipeline has at most {model.num_layers} stages, one for each layer"
+    divisors = _divisors(num_ranks)
+    cuts = [
+        tp * pp
+        for tp, pp in product(allowed.get("tp", divisors), allowed.get("pp", divisors))
+        if num_ranks % (tp * pp) == 0 and model.num_heads % tp == 0 and pp <= model.num_layers
+    ]
+    replicas = sorted({num_ranks // cut for cut in cuts} & {*allowed.get("dp", divisors)})
+    if replicas and not any(batch % dp == 0 for dp in replicas):
+        return f"choose a --batch that is a multiple of {' or '.join(map(str, replicas[:_SHOWN]))}, its replicas"
+    return "restrict dp, pp, tp and micro_batch less, or choose a larger --batch"
+
+
+def _shown(number: int) -> str:
+    divisors = _divisors(number)
+    return ", ".join(map(str, divisors[:_SHOWN])) + (", ..." if len(divisors) > _SHOWN else "")
 
 
 def _is_aligned(size: int, gpus_per_node: int) -> bool:

@@ -80,7 +80,7 @@ class KnownMachine:
 
     def unmeasured(self, machine: Machine, what: str) -> KnownMachine:
         """Return another machine, of which `what` rests on no measurement, so that predictions have no interval."""
-        return KnownMachine(machine=machine, error=None, remarks=(*self.remarks, f"{what} rests on no measurement"))
+        return KnownMachine(machine=machine, error=None, remarks=(f"{what} rests on no measurement", *self.remarks))
 
 
 def with_links(known: KnownMachine, probe: ProbeRecord) -> KnownMachine:

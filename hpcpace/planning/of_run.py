@@ -12,6 +12,7 @@ import numpy as np
 
 from hpcpace.core.codec import Text, WrongValue, convert, read_json
 from hpcpace.core.errors import CannotTell
+from hpcpace.core.text import plural
 from hpcpace.diagnosis.clocks import ClockThresholds, are_exits_early
 from hpcpace.diagnosis.devices import has_device
 from hpcpace.diagnosis.judged import JudgedAttempt
@@ -19,6 +20,7 @@ from hpcpace.frames.columns import Columns, Texts
 from hpcpace.frames.run import Run
 from hpcpace.metrics import Floats
 from hpcpace.metrics.phases import Part
+from hpcpace.metrics.resampling import MIN_STEPS
 from hpcpace.planning.engine import Job
 from hpcpace.planning.files import Size, read_machine
 from hpcpace.planning.layouts import Layouts
@@ -156,9 +158,9 @@ def measure_run(run: Run, model: Transformer | None) -> MeasuredRun:
         batch=sequences,
         has_network=has_network,
         correction=correction,
-        error=_error(correction, job),
+        error=_error(correction, job, run.num_steps),
         spread=_spread(parts, num_ranks),
-        remarks=_remarks(base),
+        remarks=(*_assumed(recorded, sizes["dp"], run.num_steps), *_remarks(base)),
     )
 
 
@@ -182,7 +184,7 @@ def _job(model: Model, machine: Machine, recorded: RecordedJob) -> Job:
     )
 
 
-def _error(correction: float, job: Job) -> float | None:
+def _error(correction: float, job: Job, num_steps: int) -> float | None:
     """Return how far off predictions may be, logarithmic; None where the run does not say.
 
     Raises:
@@ -196,7 +198,7 @@ def _error(correction: float, job: Job) -> float | None:
         )
     # Steps of local SGD are of two kinds, so that their mean shows neither. In other runs, what the constants do not
     # explain here may be another share.
-    return None if job.sync_every > 1 else max(_table_error(), unexplained)
+    return None if job.sync_every > 1 or num_steps < MIN_STEPS else max(_table_error(), unexplained)
 
 
 def _remarks(base: Machine) -> tuple[str, ...]:
@@ -204,6 +206,18 @@ def _remarks(base: Machine) -> tuple[str, ...]:
     if base.name == "cpu":
         return ("the memory of a rank is not known: set it with --gpu-memory",)
     return (f"a rank is taken to have {base.memory_bytes / 1e9:.0f} GB of memory: set it with --gpu-memory",)
+
+
+def _assumed(recorded: RecordedJob, num_replicas: int, num_steps: int) -> tuple[str, ...]:
+    """Return what a run leaves open."""
+    how, found = recorded.parallelism, []
+    if num_steps < MIN_STEPS:
+        found.append(f"{plural(num_steps, 'used step')} of the run: trace {MIN_STEPS} or more to get intervals")
+    if (how.sync_every or 1) > 1:
+        found.append("steps of local SGD are of two kinds, so that the run does not say how far off predictions are")
+    if how.overlap is None and num_replicas > 1:
+        found.append("the run does not record whether gradients are exchanged while backward runs: assumed they are")
+    return tuple(found)
 
 
 def _table_error() -> float:

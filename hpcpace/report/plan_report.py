@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hpcpace.core.text import format_bytes, format_count, format_duration, listed, percent, plural
-from hpcpace.planning.answer import Change, Choice, Plan
+from hpcpace.planning.answer import NOT_MEASURED, Change, Choice, Plan
 from hpcpace.planning.engine import Job
 from hpcpace.planning.layouts import Recompute
 from hpcpace.planning.model import preset
@@ -70,7 +70,9 @@ def plan_document(
     last_nodes = plan.choices[-1].nodes
     of_last = [choice for choice in plan.choices if choice.nodes == last_nodes]
     changes = [change for change in plan.changes if all_changes or change.factor >= _MIN_FACTOR]
-    tried = [_change_words(change) for change in changes] or ["none of the changes that were tried makes it 2 % faster"]
+    tried = [_change_words(change) for change in changes]
+    if not (tried or all_changes):
+        tried = ["none of the changes that were tried makes it 2 % faster"]
     headline = f"fastest: {layout_words(best)} on {plural(best.nodes, 'node')}: {_speed(best, prices.unit)}"
     too_large = f", of which {plan.num_too_large} do not fit into memory" if plan.num_too_large else ""
     return Document(
@@ -93,7 +95,7 @@ def plan_document(
                 [Notes([*tried, *(plan.untried if all_changes else ())])],
                 lead=f"on {plural(last_nodes, 'node')}, each with the layout that is best with it",
             ),
-            Section("", [Notes([*_remarks(best), *remarks], is_folded=True, has_terms=False)]),
+            Section("", [Notes([*_remarks(best), *_unknown(plan), *remarks], is_folded=True, has_terms=False)]),
         ],
         rest="--verbose",
         data=json.dumps(as_json(plan, remarks=remarks, prices=prices)),
@@ -150,6 +152,7 @@ def _choice_json(choice: Choice, prices: Prices) -> dict[str, Any]:
         "step_s": choice.step_s,
         "step_low_s": choice.low_s,
         "step_high_s": choice.high_s,
+        "why_no_interval": choice.why_unknown or None,
         "samples_per_s": choice.tokens_per_s,
         "memory_bytes": choice.memory_bytes or None,
         "network_bytes_per_node": choice.network_bytes,
@@ -175,6 +178,12 @@ def _why(best: Choice) -> list[str]:
     named = [f"{words} {percent(share)}" for share, words in parts if share >= _MIN_SHARE]
     computed = f"computation {percent(best.shares['compute'])}"
     return [f"a step takes {_seconds(best.step_s)}: {listed([computed, *named])}"]
+
+
+def _unknown(plan: Plan) -> list[str]:
+    """Return why layouts have no interval, once for each reason that no remark has."""
+    reasons = dict.fromkeys(choice.why_unknown for choice in plan.choices)
+    return [f"no interval: {reason}" for reason in reasons if reason not in ("", NOT_MEASURED)]
 
 
 def _remarks(best: Choice) -> list[str]:

@@ -114,6 +114,32 @@ def test_the_slowest_of_more_ranks_is_in_the_interval() -> None:
     assert [one.low_s for one in calm] == [one.low_s for one in noisy]
 
 
+@pytest.mark.parametrize(
+    ("changed", "why"),
+    [
+        ({"error": None}, "nothing measured says how far off these predictions are"),
+        ({"max_ranks": 4}, "more than 4 ranks, 16 times those of the measured steps"),
+        (
+            {"measured": Layouts.of(dp=4, pp=2).row(0), "only": {"pp": (1,), "tp": (2,)}},
+            "a run with a pipeline does not show what tensor parallelism would exchange",
+        ),
+        (
+            {"measured": Layouts.of(dp=4, pp=2).row(0), "only": {"pp": (1,), "tp": (1,)}},
+            "a run with a pipeline does not show what replicas alone would exchange",
+        ),
+    ],
+)
+def test_why_there_is_no_interval_is_said(changed: dict[str, object], why: str) -> None:
+    (choice,) = answer(question(**changed), top=1).choices
+    assert (choice.why_unknown, choice.low_s, choice.high_s) == (why, None, None)
+
+
+def test_twice_the_nodes_are_not_tried_beyond_what_a_run_carries() -> None:
+    measured = Layouts.of(dp=1).row(0)
+    plan = answer(question(measured=measured, nodes=[4], what=("nodes",)), top=1)
+    assert plan.untried == ("nodes not tried: twice as many are more than 16 times those of the run",)
+
+
 def test_what_rests_on_no_measurement_has_no_interval() -> None:
     known = KnownMachine(machine=MACHINE, error=0.1).unmeasured(with_nics(2), "what two adapters carry")
     assert known.error is None and known.remarks == ("what two adapters carry rests on no measurement",)

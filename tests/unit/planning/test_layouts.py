@@ -36,9 +36,27 @@ def test_restrictions_hold() -> None:
     assert set(found.micro_batch.tolist()) == {1, 2} and set(found.zero.tolist()) == {1}
 
 
-@pytest.mark.parametrize(("num_ranks", "batch", "only"), [(8, 1, {}), (7, 8, {}), (8, 16, {"tp": (3,)})])
-def test_what_does_not_fit_is_refused(num_ranks: int, batch: int, only: dict[str, tuple[int, ...]]) -> None:
-    with pytest.raises(ConfigError, match=f"no layout of {num_ranks} ranks fits m .* a batch of {batch}: choose"):
+@pytest.mark.parametrize(
+    ("num_ranks", "batch", "only", "why"),
+    [
+        (8, 1, {}, "restrict dp, pp, tp and micro_batch less, or choose a larger --batch"),
+        (7, 8, {}, "choose a --batch that is a multiple of 7, its replicas"),
+        (8, 16, {"tp": (3,)}, "tp=3 does not divide 8 ranks: choose from 1, 2, 4, 8"),
+        (8, 16, {"tp": (8,)}, "tp=8 does not divide 4 heads: choose from 1, 2, 4"),
+        (8, 16, {"pp": (8,)}, "a pipeline has at most 4 stages, one for each layer"),
+        (
+            8,
+            16,
+            {"micro_batch": (5, 6)},
+            "micro_batch=5,6 does not divide 16 sequences of a step: choose from 1, 2, 4, 8",
+        ),
+        (6, 16, {"dp": (3,)}, "dp=3 does not divide 16 sequences of a step"),
+    ],
+)
+def test_what_does_not_fit_is_refused_with_what_to_do(
+    num_ranks: int, batch: int, only: dict[str, tuple[int, ...]], why: str
+) -> None:
+    with pytest.raises(ConfigError, match=f"no layout of {num_ranks} ranks fits m .* a batch of {batch}: {why}"):
         enumerate_layouts(MODEL, num_ranks, batch, only)
 
 

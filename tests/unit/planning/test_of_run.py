@@ -90,6 +90,14 @@ def test_a_reference_workload_is_a_transformer(tmp_path: Path) -> None:
     assert found.known.error is not None and found.known.error >= 0.18
 
 
+def test_few_steps_and_what_is_not_recorded_are_said(tmp_path: Path) -> None:
+    found = measure_run(_run(tmp_path / "short", num_steps=9), None)
+    assert found.error is None and "7 used steps of the run: trace 8 or more to get intervals" in found.remarks
+    assert any("whether gradients are exchanged while backward runs" in remark for remark in found.remarks)
+    recorded = measure_run(_run(tmp_path / "recorded", WORKLOAD), None)
+    assert recorded.error is not None and not any("backward runs" in remark for remark in recorded.remarks)
+
+
 def test_what_a_run_does_not_explain_widens_the_interval(tmp_path: Path) -> None:
     plain = measure_run(_run(tmp_path / "plain"), None)
     # A straggler: the others wait, which no constant explains.
