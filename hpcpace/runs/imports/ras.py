@@ -32,6 +32,7 @@ from hpcpace.core.text import listed, plural, printable, rank_list, shortened
 from hpcpace.hang.views import Call, Channel, GroupView, JobView, RankView
 from hpcpace.runs.imports.input_files import Name, WholeNumber, json_value
 
+_JSON = re.compile(rb"\s*(\{|\[\s*[\[{\]]|\Z)")  # a log may begin with `[` as well
 _MAX_BYTES = 64 << 20
 MAX_RANKS = 1 << 20
 _MAX_OPS = 32
@@ -104,7 +105,7 @@ def read_ras(path: Path) -> RasReport:
     """
     try:
         data = read_file(path, most_bytes=_MAX_BYTES)
-        is_json = data.lstrip()[:1] in (b"{", b"[", b"")
+        is_json = _JSON.match(data) is not None
         content = json_value(_MISSING_COMMA.sub(rb"\1,\2", data)) if is_json else read_ras_text(data)
         report = convert(content, RasReport)
         for communicator in report.communicators:
@@ -322,7 +323,7 @@ _MAX_TEXT_LINES = 1 << 20
 _MAX_COMMUNICATORS = 1 << 12
 _MAX_GROUPS = 1 << 12
 _MAX_SIZE = 1 << 20
-_LABEL = re.compile(r" {0,6}\d{1,6}: ?")  # of `srun -l`
+_BEGIN = re.compile(r"^(.{0,120}?)Job summary\s*$", re.MULTILINE)
 _TITLE = re.compile(r"#(\d{1,6})-(\d{1,6}) \(([0-9a-f]{1,32})\) ([A-Z]+)")
 _GROUP = re.compile(r"(\d{1,6}) +(\d{1,7}) +(\d{1,7}) +([\d-]{1,15}) +(\d{1,7}) +([\d-]{1,15}) +([A-Z,]+) +([A-Z,]+)")
 _COUNTS = re.compile(r"Communicator ranks have different (\w{1,40}) operation counts")
@@ -390,9 +391,8 @@ def read_ras_text(data: bytes) -> dict[str, Any]:
     text = plain_text(data).replace("\r", "")
     if not is_ras_text(text):
         raise ValueError("it has no summary of a job")
-    lines = text.split("\n")
-    if all(_LABEL.match(line) for line in lines if line.strip()):
-        lines = [_LABEL.sub("", line) for line in lines]
+    front = _front(text)
+    lines = [front.sub("", line) for line in text.split("\n")]
     if len(lines) > _MAX_TEXT_LINES:
         raise ValueError(f"it has {len(lines)} lines, more than {_MAX_TEXT_LINES}")
     reader = _Reader()
@@ -406,6 +406,18 @@ def read_ras_text(data: bytes) -> dict[str, Any]:
         "communicators": list(reader.communicators()),
         "num_gpus": reader.num_gpus,
     }
+
+
+def _front(text: str) -> re.Pattern[str]:
+    """Return what `srun -l`, a logger or the journal writes in front of each line, with any numbers for its own.
+
+    Blanks at its end may be missing, as in an empty line.
+    """
+    begin = _BEGIN.search(text)
+    front = re.sub(r"\d+", "0", begin[1]) if begin else ""
+    parts = (re.escape(part) for part in re.split(r"( +|0)", front.rstrip()))
+    pattern = "".join(r" +" if part.startswith("\\ ") else r" *\d+" if part == "0" else part for part in parts)
+    return re.compile(f"^{pattern} ?")
 
 
 class _Reader:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cases import each_case
 from known_dumps import hung_job, write
 
 from hpcpace.core.errors import TraceError
@@ -180,11 +181,29 @@ def test_a_damaged_text_is_refused_or_says_less(tmp_path: Path) -> None:
         assert "not which ranks differ" in cut.doubt
     with pytest.raises(TraceError, match="cut off before its groups"):
         judge(tmp_path / "b.txt", SUMMARY[: SUMMARY.index("Group")])
-    labelled = "".join(f"0: {line}\n" for line in whole.split("\n"))
-    for encoded in (whole.encode("utf-16"), whole.replace("\n", "\r\n").encode(), labelled.encode()):
-        found = judge(tmp_path / "c.txt", encoded)
-        assert found.hang is not None
-        assert found.hang.culprits == (2,)
+    for encoded in (whole.encode("utf-16"), whole.replace("\n", "\r\n").encode()):
+        assert_names_rank_2(tmp_path / "c.txt", encoded)
+
+
+@each_case(
+    "front",
+    [
+        "0: ",  # srun -l
+        "2026-11-29T10:00:{:02}.123456Z ",
+        "Nov 29 10:00:{:02} n17.example ncclras[4711]: ",
+        "[2026-11-29 10:00:{:02},123] [n1:0] | ",
+    ],
+)
+def test_what_stands_in_front_of_all_lines_is_left_out(tmp_path: Path, front: str) -> None:
+    lines = text(mismatch(AR, TWO)).split("\n")
+    logged = "".join(f"{front.format(number % 60)}{line}".rstrip() + "\n" for number, line in enumerate(lines))
+    assert_names_rank_2(tmp_path / "a.txt", logged.encode())
+
+
+def assert_names_rank_2(path: Path, data: bytes) -> None:
+    found = judge(path, data)
+    assert found.hang is not None
+    assert found.hang.culprits == (2,)
 
 
 def test_a_text_goes_with_dumps_too(tmp_path: Path) -> None:
