@@ -27,7 +27,7 @@ def source_check(source: str) -> tuple[str, str]:
 
 
 def plain(source: str, *options: str) -> Extension:
-    """Return a library, see hpcpace/core/compiled.py, which needs neither Python nor numpy to be built."""
+    """Return a library, see hpcpace/core/compat.py, which needs neither Python nor numpy to be built."""
     path = Path(source)
     return Extension(
         f"{'.'.join(path.parent.parts)}._{path.stem}",

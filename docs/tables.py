@@ -27,7 +27,7 @@ from hpcpace.cli.options import Option
 from hpcpace.core.config import section_class
 from hpcpace.core.thresholds import declared
 from hpcpace.frames.columns import FRAMES
-from hpcpace.report.glossary import GLOSSARY
+from hpcpace.report.document import GLOSSARY
 
 FOLDER = Path(__file__).parent
 _KINDS = "options|settings|thresholds|glossary|frame|modules"

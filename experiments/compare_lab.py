@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.compare_synthetic import JudgedPair, judge_pair, score_lines
-from experiments.lab_jobs import JobQueue
+from experiments.labs import JobQueue
 from experiments.pages import ROOT
 from experiments.score.lab_cases import HOSTS
 from experiments.score.lab_runs import lab_config

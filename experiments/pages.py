@@ -12,10 +12,11 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Sequence
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import jinja2
 
@@ -126,3 +127,27 @@ def with_section(text: str, section: str) -> str:
         return f"{before.rstrip()}\n\n{section.strip()}\n"
     _, following, after = rest.partition("\n## ")
     return f"{before.rstrip()}\n\n{section.strip()}\n{following}{after}"
+
+
+Case = TypeVar("Case")
+
+
+def read_toml(module: str, name: str = "") -> dict[str, Any]:
+    """Return what a TOML file beside a module has.
+
+    Args:
+        module: the module's `__file__`.
+        name: of the file, without its ending; that of the module if empty.
+    """
+    path = Path(module).with_suffix(".toml")
+    return tomllib.loads((path.with_stem(name) if name else path).read_text(encoding="utf-8"))
+
+
+def cases_of(kind: type[Case], rows: Iterable[Mapping[str, Any]]) -> tuple[Case, ...]:
+    """Return rows as instances of a dataclass, whose fields have tuples where TOML has lists."""
+    return tuple(kind(**{name: as_tuples(value) for name, value in row.items()}) for row in rows)
+
+
+def as_tuples(value: Any) -> Any:
+    """Return a value with tuples in place of lists, at any depth."""
+    return tuple(map(as_tuples, value)) if isinstance(value, list) else value

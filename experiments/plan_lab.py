@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 import hpcpace
-from experiments.lab_jobs import JobQueue
+from experiments.labs import JobQueue
 from experiments.pages import RESULTS, command, counted, machine, table, today, with_section
 from hpcpace.lab.lab import Lab
 from hpcpace.lab.settings import LabConfig

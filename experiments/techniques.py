@@ -22,7 +22,7 @@ from typing import Any
 import matplotlib.pyplot as plt
 import numpy as np
 
-from experiments.lab_jobs import JobQueue
+from experiments.labs import JobQueue
 from experiments.pages import RESULTS, command, table, write_page
 from experiments.studies.lab_set_up import study_lab
 from hpcpace.core.rundir import RunDirectory

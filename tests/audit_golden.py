@@ -12,7 +12,7 @@ from pathlib import Path
 from experiments.machine import memory_folder
 from hpcpace.audit.findings import AuditFinding
 from hpcpace.audit.job import AuditedJob
-from hpcpace.audit.result import audit
+from hpcpace.audit.rulebook import audit
 from tests.machines.cases import CASES, Case
 
 GOLDEN = Path(__file__).parent / "data" / "audit-trees"

@@ -6,7 +6,7 @@ import io
 
 from rich.console import Console
 
-from hpcpace.audit.result import AuditResult
+from hpcpace.audit.rulebook import AuditResult
 from hpcpace.report.audit_report import audit_document
 from hpcpace.report.terminal import print_document
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from experiments.cases import cases_of, read_toml
+from experiments.pages import cases_of, read_toml
 
 Fault = Literal["compute", "loader", "host"]
 FAULTS: tuple[Fault, ...] = ("compute", "loader", "host")

@@ -18,9 +18,8 @@ import numpy as np
 
 from experiments.attach.rows import Fault, Row
 from experiments.attach.tiny_models import write_models
-from experiments.cases import read_toml
 from experiments.jobs import free_port
-from experiments.pages import ROOT
+from experiments.pages import ROOT, read_toml
 
 _VOCABULARY = 64
 _WITNESS = re.compile(r"\b(Witness|Slow|hold)\(")

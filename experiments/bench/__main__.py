@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
-from experiments.cases import read_toml
+from experiments.pages import read_toml
 
 _LISTS = read_toml(__file__, "benches")
 FULL, QUICK, GPU = (

@@ -20,7 +20,7 @@ from experiments.bench.pairs import python_taken, taken, taken_medians
 from experiments.machine import dgx_badly_bound, dgx_h100
 from hpcpace.audit.facts import Snapshot
 from hpcpace.audit.job import AuditedJob
-from hpcpace.audit.result import audit
+from hpcpace.audit.rulebook import audit
 from hpcpace.audit.snapshot import take_tree
 from hpcpace.audit.snapshot_files import snapshot_from, snapshot_text
 from hpcpace.core.config import Config

@@ -27,8 +27,7 @@ from torch import Tensor, nn
 from experiments.bench.pairs import median_interval, on_one_core, take_turns
 from hpcpace.core.errors import WorldError
 from hpcpace.train.models import GPT2
-from hpcpace.train.presets import GPT2Shape
-from hpcpace.train.settings import SHORT_DTYPES
+from hpcpace.train.settings import SHORT_DTYPES, GPT2Shape
 from hpcpace.world.process_group import choose_device
 
 # Dense bfloat16 with float32 sums, in TFLOPS, from NVIDIA's data sheets; a slice of a card (MIG) has another name.

@@ -30,9 +30,8 @@ from experiments.bench.report_speed import write_run
 from hpcpace.core.rundir import Attempt, RunDirectory
 from hpcpace.core.text import NS_PER_MS
 from hpcpace.trace.attempt_reader import read_attempt
-from hpcpace.trace.encoding import row_dtypes
 from hpcpace.trace.reader import RankTrace
-from hpcpace.trace.schema import Op
+from hpcpace.trace.schema import Op, row_dtypes
 from hpcpace.trace.writer import TraceWriter
 
 _FOUND = "found.txt"

@@ -39,8 +39,7 @@ from hpcpace.diagnosis.figures import causes
 from hpcpace.diagnosis.measure import Selection
 from hpcpace.diagnosis.verdict import main_verdict
 from hpcpace.report.run_report import page
-from hpcpace.trace.encoding import round_times, row_dtypes
-from hpcpace.trace.schema import Op, Phase
+from hpcpace.trace.schema import Op, Phase, round_times, row_dtypes
 from hpcpace.trace.writer import TraceWriter
 
 _SIZES = (1_000_000, 3_000_000, 10_000_000)

@@ -17,10 +17,9 @@ from typing import Any
 import numpy as np
 
 from hpcpace.core.text import NS_PER_MS, NS_PER_S
-from hpcpace.trace.encoding import row_dtypes
 from hpcpace.trace.reader import read_trace
 from hpcpace.trace.recorder import Recorder
-from hpcpace.trace.schema import DEVICE_TABLES, TABLES, Op, Phase, TraceHeader
+from hpcpace.trace.schema import DEVICE_TABLES, TABLES, Op, Phase, TraceHeader, row_dtypes
 
 _HEADER = TraceHeader(
     run_id="bench", attempt=0, rank=0, world_size=16, local_rank=0, local_size=8, node=0, host="n1", mesh="dp=4,pp=4"

@@ -24,7 +24,7 @@ from hpcpace.train.data import open_images, open_text
 from hpcpace.train.data_parallel import build_optimizer
 from hpcpace.train.models import ResNet, autocast, build_gpt2, build_resnet
 from hpcpace.train.parallel import compile_pieces
-from hpcpace.train.presets import GPT2_PRESETS, RESNET18, GPT2Shape
+from hpcpace.train.settings import GPT2_PRESETS, RESNET18, GPT2Shape
 
 # Losses of models that train alike stay as close as that.
 _LOSS_TOLERANCES = {"float32": 1e-2, "bfloat16": 5e-2}

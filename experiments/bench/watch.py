@@ -26,9 +26,8 @@ from rich.console import Console
 from experiments.bench.pairs import header
 from hpcpace.core.rundir import RunDirectory, write_json
 from hpcpace.report.terminal import Shown
-from hpcpace.trace.encoding import row_dtypes
 from hpcpace.trace.journal import RecordKind, encode_header, encode_records
-from hpcpace.trace.schema import TABLES, Phase, TraceHeader
+from hpcpace.trace.schema import TABLES, Phase, TraceHeader, row_dtypes
 from hpcpace.watch.view import Choice, page
 from hpcpace.watch.watcher import Watcher
 

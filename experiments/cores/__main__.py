@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from experiments.cases import cases_of, read_toml
 from experiments.jobs import Rows, clean_environ, ended_in_time, free_port, started, verdict_of
+from experiments.pages import cases_of, read_toml
 from hpcpace.diagnosis.summary import Mode
 
 _PROGRAM = Path(__file__).with_name("rank.py")

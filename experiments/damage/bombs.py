@@ -21,16 +21,15 @@ import h5py
 import numpy as np
 
 from experiments.damage import specimen
-from experiments.damage.chance import Random, random_of
+from experiments.damage.campaign import Random, random_of
 from experiments.damage.child import memory_limit_bytes
 from experiments.damage.journals import to_journal
 from experiments.damage.links import RECORDS
 from experiments.damage.tables import TABLES, Attack, hdf5, opened, resize, some_column
 from experiments.synthetic_run import SyntheticRun
-from hpcpace.trace.encoding import row_dtypes
 from hpcpace.trace.journal import MAGIC, RecordKind, decode, encode_header, encode_records
 from hpcpace.trace.reader import read_trace
-from hpcpace.trace.schema import TraceHeader, header_values
+from hpcpace.trace.schema import TraceHeader, header_values, row_dtypes
 
 MEMORY = "256MiB"
 _MAX_CHUNK_ROWS = 1 << 20

@@ -14,15 +14,15 @@ from typing import Any
 import h5py
 import numpy as np
 
-from experiments.damage.chance import Random
+from experiments.damage.campaign import Random
 from experiments.synthetic_run import SyntheticRun, header_of
 from hpcpace.audit.snapshot import take_host
 from hpcpace.audit.snapshot_files import snapshot_text
 from hpcpace.audit.tree import Tree
 from hpcpace.core.rundir import Attempt, RunDirectory
-from hpcpace.trace.encoding import row_dtypes
 from hpcpace.trace.journal import encode_header
 from hpcpace.trace.recorder import Recorder
+from hpcpace.trace.schema import row_dtypes
 
 _TOKEN_LETTERS, _NUM_TOKENS = 8, 4000
 _NUM_RANKS = 8

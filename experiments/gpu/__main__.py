@@ -15,8 +15,18 @@ from typing import Any
 
 from experiments.gpu.page import write_page
 from experiments.gpu.place import Place
-from experiments.gpu.runner import FAILED, LOGS, RESULTS, TIMEOUT, Runner, adopt_orphans
-from experiments.gpu.steps import REHEARSAL_FACTOR, SETUP_S, STEPS, TOTAL_S
+from experiments.gpu.runner import (
+    FAILED,
+    LOGS,
+    REHEARSAL_FACTOR,
+    RESULTS,
+    SETUP_S,
+    STEPS,
+    TIMEOUT,
+    TOTAL_S,
+    Runner,
+    adopt_orphans,
+)
 
 WORK = Path("build/first-light")
 

@@ -78,7 +78,7 @@ case ${1:-} in
 --wheels) fetch_wheels && exit ;;
 --write | --help | -h) exec "$python" -m experiments.gpu "$@" ;;
 esac
-read -r total limit < <("$python" -c 'import sys; from experiments.gpu.steps import limits; print(*limits(sys.argv[1:]))' "$@")
+read -r total limit < <("$python" -c 'import sys; from experiments.gpu.runner import limits; print(*limits(sys.argv[1:]))' "$@")
 export -f make_environment install_hpcpace
 export python wheels env
 if timeout --kill-after 5 "$limit" bash -euo pipefail -c make_environment; then

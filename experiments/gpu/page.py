@@ -11,8 +11,7 @@ from typing import Any
 
 from experiments import pages
 from experiments.gpu.place import ROOT
-from experiments.gpu.runner import RESULTS
-from experiments.gpu.steps import STEPS, Step
+from experiments.gpu.runner import RESULTS, STEPS, Step
 
 DOCUMENT = ROOT / "docs" / "results" / "gpu.md"
 KEPT = Path(__file__).parent / RESULTS

@@ -2,6 +2,8 @@
 
 The folder of results has two files, written anew after each step: results.json, and logs.tar.gz with all logs. What the
 jobs leave behind, such as traces and profiles, stays in the folder for work.
+
+Its cells are the figures that the page shows.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ import subprocess
 import sys
 import tarfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
@@ -23,7 +25,7 @@ from typing import Any
 import psutil
 
 from experiments.gpu.place import figures_file
-from experiments.gpu.steps import Step
+from experiments.pages import cases_of, read_toml
 
 RESULTS, LOGS = "results.json", "logs.tar.gz"
 OK, FAILED, TIMEOUT, SKIPPED = "ok", "failed", "timeout", "skipped"
@@ -152,3 +154,39 @@ def line(result: Result) -> str:
     """Return a line of at most 80 columns."""
     words = result.reason or "; ".join(f"{name}: {value}" for name, value in result.figures.items())
     return f"{result.step}  {result.status:8}{result.seconds:6.1f} s  {words}"[:80]
+
+
+TOTAL_S = 540
+"""Limit of all together: less than the time for which a machine with a GPU may be lent."""
+SETUP_S = 60
+"""Limit of the installation, which first_light.sh keeps to."""
+REHEARSAL_FACTOR = 8
+"""How much longer a step may take in a rehearsal: four ranks may share two cores, and these with others."""
+
+
+def limits(arguments: Sequence[str]) -> tuple[int, int]:
+    """Return the seconds that all may take, and those that the installation may take of them."""
+    factor = REHEARSAL_FACTOR if "--rehearse" in arguments else 1
+    return factor * TOTAL_S, factor * SETUP_S
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """A step.
+
+    Attributes:
+        name: short name, for `--only`, and of its files.
+        measure: what measures it, in `experiments.gpu.measures.MEASURES`.
+        title: what it does.
+        limit_s: seconds after which all its processes are killed.
+        cells: questions by the name of the figure that answers them.
+    """
+
+    name: str
+    measure: str
+    title: str
+    limit_s: int
+    cells: Mapping[str, str]
+
+
+STEPS = cases_of(Step, read_toml(__file__, "steps")["step"])

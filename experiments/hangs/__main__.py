@@ -18,10 +18,9 @@ from statistics import median
 from textwrap import fill
 from typing import Any
 
-from experiments.cases import read_toml
 from experiments.hangs.job import FAULT_STEP, Job, Strike, have_ended, started, struck_ns
 from experiments.jobs import Rows
-from experiments.pages import RESULTS, table, write_page
+from experiments.pages import RESULTS, read_toml, table, write_page
 from hpcpace.core.errors import TraceError
 from hpcpace.core.rundir import RunDirectory
 from hpcpace.core.text import NS_PER_S

@@ -22,10 +22,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from experiments.cases import read_toml
 from experiments.labs import inject
 from experiments.links.hosts import TrainingHosts
-from experiments.pages import counted, table, write_page
+from experiments.pages import counted, read_toml, table, write_page
 from hpcpace.core.config import Config
 from hpcpace.core.errors import HpcpaceError
 from hpcpace.core.rundir import RunDirectory, write_json

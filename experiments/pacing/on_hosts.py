@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from experiments.jobs import Rows, Tell, commit, teller
-from experiments.lab_jobs import heavy_lab
+from experiments.labs import heavy_lab
 from experiments.pacing import experiment
 from experiments.pacing.on_cores import NUM_CORES, YIELDING
 from experiments.pacing.paced_job import JobSpec

@@ -23,8 +23,7 @@ from typing import Any
 
 from experiments.jobs import Rows, commit, teller
 from experiments.pages import ROOT, counted, table, write_page
-from experiments.peers.cases import CASES, Case, Verdict, is_right
-from experiments.peers.runs import OURS, PEER, PLAIN, TOOLS, run
+from experiments.peers.runs import CASES, OURS, PEER, PLAIN, TOOLS, Case, Verdict, is_right, run
 from hpcpace.lab.lab import Lab
 from hpcpace.lab.settings import LabConfig
 

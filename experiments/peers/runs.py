@@ -3,12 +3,15 @@
 Each job has a control group of its own (version 1, so it needs root), in which the kernel counts what all of its
 processes take. It runs ahead of other work on the machine, in real time, unless load of others is what the case is
 about, or the hosts of a lab have their own shares of the machine.
+
+It is if it names the rank, or none, and the stage or cause.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -22,8 +25,7 @@ from typing import Any
 
 from experiments.jobs import clean_environ, free_port, started
 from experiments.labs import inject
-from experiments.pages import ROOT
-from experiments.peers.cases import Case, Verdict
+from experiments.pages import ROOT, cases_of, read_toml
 from experiments.peers.job import FAULT, HANGS, MARKS
 from hpcpace.diagnosis.summary import Mode
 from hpcpace.lab.lab import Lab
@@ -212,3 +214,55 @@ def _took(folder: Path, job_s: float, report_s: float) -> Took:
         report_s=report_s,
         **sizes,
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One fault.
+
+    Attributes:
+        name: for the job.
+        title: in the table.
+        stage: pattern of words, one of which must be in the verdict; empty where nothing is to be found.
+        rank: that has it; None where no rank is to be named.
+        num_steps: about 10 s of them, or the most if a fault of the lab has to begin meanwhile.
+        in_lab: whether the ranks are on two hosts of a lab, with a network between them.
+        fault: words of `hpcpace lab fault`, which begins after the first mark.
+    """
+
+    name: str
+    title: str
+    stage: str
+    rank: int | None = None
+    num_steps: int = 500
+    in_lab: bool = False
+    fault: tuple[str, ...] = ()
+
+
+CASES = cases_of(Case, read_toml(__file__, "cases")["case"])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """What a tool says in the end.
+
+    Attributes:
+        headline: what comes first.
+        text: headline, reasons and advice.
+        ranks: that it blames, as its file for programs has it.
+        is_fault: whether it says that anything is wrong.
+    """
+
+    headline: str
+    text: str
+    ranks: tuple[int, ...] = ()
+    is_fault: bool = True
+
+
+def is_right(case: Case, verdict: Verdict) -> bool:
+    """Return whether a verdict names exactly the rank and the stage of a case, or nothing where nothing is wrong."""
+    ranks = () if case.rank is None else (case.rank,)
+    if not case.stage:
+        return not verdict.is_fault and not verdict.ranks
+    is_named = verdict.is_fault and tuple(verdict.ranks) == ranks
+    return is_named and bool(re.search(case.stage, verdict.text, re.IGNORECASE))

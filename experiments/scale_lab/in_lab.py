@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from experiments.jobs import MISREAD_START
-from experiments.lab_jobs import JobQueue
+from experiments.labs import JobQueue
 from experiments.pages import ROOT
 from experiments.scale_lab.judge import HELD_OUT, SETUPS, SIZES, UPLINK_MBIT, Setup
 from hpcpace.core.environment import process_environ, rank_info

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from experiments.cases import cases_of, read_toml
+from experiments.pages import cases_of, read_toml
 from experiments.synthetic_run import header_of
 from hpcpace.core.rundir import RunDirectory
 from hpcpace.runs.load import load_runs

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from experiments.cases import read_toml
+from experiments.pages import read_toml
 from experiments.score.scenario import Scenario
 
 SeedSet = Literal["develop", "report"]

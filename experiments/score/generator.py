@@ -29,8 +29,7 @@ from experiments.score.timeline import (
     simulate,
 )
 from hpcpace.core.rundir import RunDirectory
-from hpcpace.trace.encoding import round_times
-from hpcpace.trace.schema import TABLES, ExitKind, Op, Phase, StepFlag, TraceHeader
+from hpcpace.trace.schema import TABLES, ExitKind, Op, Phase, StepFlag, TraceHeader, round_times
 from hpcpace.trace.tables import RankTrace, Table
 from hpcpace.trace.writer import TraceWriter
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from experiments.cases import read_toml
+from experiments.pages import read_toml
 from experiments.score.scenario import Scenario
 from experiments.score.timeline import same_traffic
 from experiments.score.truth import Truth, same_names

@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from experiments.lab_jobs import heavy_lab
+from experiments.labs import heavy_lab
 from hpcpace.core.errors import HpcpaceError
 from hpcpace.lab.lab import Lab
 from hpcpace.lab.settings import LabConfig

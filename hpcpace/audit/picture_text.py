@@ -15,7 +15,7 @@ from hpcpace.audit.facts import parsed
 from hpcpace.audit.findings import CANNOT_DETERMINE, hosts_text
 from hpcpace.audit.job import AuditedHost, AuditedJob
 from hpcpace.audit.picture import DrawnCores, DrawnDevice, DrawnNode, DrawnPackage, Picture, links_of, ranks_text
-from hpcpace.audit.result import PathMatrix
+from hpcpace.audit.rulebook import PathMatrix
 from hpcpace.audit.tree import Unreadable
 from hpcpace.core.text import printable, shortened
 

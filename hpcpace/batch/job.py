@@ -196,7 +196,7 @@ def _proposed_binding(launch: Launch, snapshots: Path, environ: Mapping[str, str
     """Return srun's option and the ranks that it binds; or an empty option, and why ranks are not bound."""
     # The rules of the audit take longer to load than all of the job control.
     from hpcpace.audit.job import AuditedJob
-    from hpcpace.audit.result import BINDING_RULES, audit
+    from hpcpace.audit.rulebook import BINDING_RULES, audit
     from hpcpace.audit.snapshot_files import load_snapshots
     from hpcpace.core.settings import load_config
 

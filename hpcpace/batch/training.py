@@ -26,7 +26,7 @@ from hpcpace.core.rundir import RunDirectory
 from hpcpace.core.settings import load_config
 from hpcpace.core.text import printable
 from hpcpace.observe.settings import SUMMARY_VARIABLE, TraceConfig
-from hpcpace.train.presets import parse_mesh
+from hpcpace.train.settings import parse_mesh
 
 # Sequences or images of a task in each step; four sequences divide into four microbatches on every mesh.
 _SAMPLES_PER_TASK = {"gpt2": 4, "resnet18": 32}

@@ -64,10 +64,10 @@ HEADINGS = {
 }
 COMMANDS = {name: words for commands in HEADINGS.values() for name, words in commands.items()}
 
-# Commands of one family share a module. `list` would hide what Python calls so, and `import` is a word of Python.
+# Commands of one family share a module, and `list` would hide what Python calls so.
 _MODULES = {
     "list": "runs",
-    "import": "import_",
+    "import": "export",
     "switch": "trace",
     "task-prolog": "trace",
     "scale": "compare",

@@ -26,8 +26,7 @@ from hpcpace.audit.gather import (
 )
 from hpcpace.audit.job import AuditedJob, read_topo
 from hpcpace.audit.nccl_log import read_nccl_log
-from hpcpace.audit.result import AuditResult, audit, exposition
-from hpcpace.audit.rulebook import BY_ID, check_ids
+from hpcpace.audit.rulebook import BY_ID, AuditResult, audit, check_ids, exposition
 from hpcpace.audit.settings import AuditConfig
 from hpcpace.audit.snapshot import take_tree
 from hpcpace.audit.snapshot_files import differences, load_snapshots, save_snapshots

@@ -25,7 +25,7 @@ from hpcpace.core.errors import UsageError
 from hpcpace.core.settings import DEFAULT, Resolved, resolve
 from hpcpace.core.text import printable
 from hpcpace.core.thresholds import ThresholdValues
-from hpcpace.report.glossary import GLOSSARY
+from hpcpace.report.document import GLOSSARY
 
 SHELLS = ("bash", "zsh", "fish")
 VARIABLE = "_HPCPACE_COMPLETE"

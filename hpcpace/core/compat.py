@@ -1,4 +1,4 @@
-"""What hpcpace uses of other libraries that is private to them, in one place: another release may have it elsewhere.
+"""What is bound to a release or a compiler: what is private to other libraries, and libraries compiled from C++.
 
 Each function says with which releases it was tried, and what happens without it. Private functions of torch that are
 replaced by observing ones (`torch.autograd._engine_run_backward`, `Optimizer._optimizer_step_code`,
@@ -11,10 +11,12 @@ from __future__ import annotations
 import ctypes
 import pickle
 import sys
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import cache
 from importlib import import_module
+from pathlib import Path
 from types import CodeType, FunctionType
 from typing import Any
 
@@ -234,3 +236,17 @@ def source_rank(work: Any) -> int:
     """
     rank: int = work._source_rank() if hasattr(work, "_source_rank") else -1
     return rank
+
+
+def load_compiled(source: Path) -> ctypes.CDLL | None:
+    """Return the library of a source, from the same folder; None if there is none of this source."""
+    for path in sorted(source.parent.glob(f"_{source.stem}*.so")):
+        try:
+            found = ctypes.CDLL(str(path))
+            check = found.source_check
+            check.restype = ctypes.c_uint32
+            if check() == zlib.crc32(source.read_bytes()):
+                return found
+        except (OSError, AttributeError):
+            continue
+    return None

@@ -17,7 +17,7 @@ from hpcpace.metrics.clock_suspects import Contradictions, Suspect, contradictio
 from hpcpace.metrics.common_clock import CommonClock, ReferenceTimes
 from hpcpace.metrics.operations import synchronises
 from hpcpace.metrics.steps import StepPanel
-from hpcpace.trace.encoding import ENQUEUE_COLUMN, RESOLUTION_NS
+from hpcpace.trace.schema import ENQUEUE_COLUMN, RESOLUTION_NS
 
 _MAX_VIOLATIONS = 10_000_000  # memory: pairs of operations that are searched
 _MAX_SUSPECTS = 16  # display: hosts in summary.json

@@ -30,8 +30,7 @@ from hpcpace.metrics.steps import StepPanel, columns_of
 from hpcpace.metrics.topology import Topology
 from hpcpace.metrics.waits import Blocks
 from hpcpace.metrics.what_if import Gain, IssuedNodes, Rebuilt, StepGraph
-from hpcpace.trace.encoding import ENQUEUE_COLUMN
-from hpcpace.trace.schema import Phase
+from hpcpace.trace.schema import ENQUEUE_COLUMN, Phase
 from hpcpace.trace.stream import TraceStream
 from hpcpace.trace.tables import RankTrace, join_tables
 

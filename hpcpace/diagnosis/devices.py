@@ -30,9 +30,8 @@ from hpcpace.metrics.host_waits import (
 from hpcpace.metrics.issue_leads import Issued, IssuedPieces, cut_at_operations, sure_work
 from hpcpace.metrics.operations import is_of_devices
 from hpcpace.metrics.phases import innermost
-from hpcpace.trace.encoding import DEVICE_BEGIN_COLUMN, DEVICE_END_COLUMN, ENQUEUE_COLUMN
 from hpcpace.trace.reader import RankTrace, Table
-from hpcpace.trace.schema import Phase
+from hpcpace.trace.schema import DEVICE_BEGIN_COLUMN, DEVICE_END_COLUMN, ENQUEUE_COLUMN, Phase
 from hpcpace.trace.tables import join_tables
 
 _OF_HOST = (Phase.GC, Phase.PACE, Phase.OTHER)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcpace.core.compiled import load_compiled
+from hpcpace.core.compat import load_compiled
 from hpcpace.metrics import Bools, Bytes, Floats, Ints
 
 _SOURCE = Path(__file__).with_suffix(".cpp")

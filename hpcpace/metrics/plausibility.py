@@ -20,8 +20,7 @@ from hpcpace.core.thresholds import Thresholds, number
 from hpcpace.metrics import Bools, Floats
 from hpcpace.metrics.phases import BUSY, OWN_WORK
 from hpcpace.metrics.special import lower_median
-from hpcpace.trace.encoding import DEVICE_BEGIN_COLUMN, DEVICE_END_COLUMN
-from hpcpace.trace.schema import ExitKind, Op, Phase
+from hpcpace.trace.schema import DEVICE_BEGIN_COLUMN, DEVICE_END_COLUMN, ExitKind, Op, Phase
 
 Columns = Mapping[str, NDArray[Any]]
 

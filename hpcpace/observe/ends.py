@@ -29,7 +29,7 @@ from traceback import walk_tb
 from types import FrameType
 from typing import Any
 
-from hpcpace.core.compiled import load_compiled
+from hpcpace.core.compat import load_compiled
 from hpcpace.core.environment import process_redaction
 from hpcpace.core.log_text import plain_text
 from hpcpace.core.redaction import Redaction

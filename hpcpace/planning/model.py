@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hpcpace.core.errors import ConfigError
-from hpcpace.train.presets import GPT2_PRESETS
+from hpcpace.train.settings import GPT2_PRESETS
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,8 +13,7 @@ from hpcpace.audit.findings import CANNOT_DETERMINE, AuditFinding, Severity, blo
 from hpcpace.audit.job import AuditedJob
 from hpcpace.audit.picture import pictures
 from hpcpace.audit.picture_text import LEGEND, map_lines, matrix_lines, picture_lines, svg
-from hpcpace.audit.result import AuditResult, Binding
-from hpcpace.audit.rulebook import Rule
+from hpcpace.audit.rulebook import AuditResult, Binding, Rule
 from hpcpace.core.hostlist import short_list
 from hpcpace.core.rundir import json_text
 from hpcpace.core.text import folded, plural, printable, shortened

@@ -16,18 +16,18 @@ from typing import Any
 from hpcpace.core.errors import DataError
 from hpcpace.studies.figures import SetupFigures, Spread, spread, straight_line
 from hpcpace.studies.setups import DONE, OUT_OF_MEMORY, Layout, Setup, planned
-from hpcpace.train.operations import (
+from hpcpace.train.plan import TrainPlan
+from hpcpace.train.settings import GPT2Shape
+from hpcpace.train.volume import (
     Operation,
     PacketOverhead,
     compute_itemsize,
     link_volumes,
     master_itemsize,
     messages,
+    step_operations,
     wire_matrix,
 )
-from hpcpace.train.plan import TrainPlan
-from hpcpace.train.presets import GPT2Shape
-from hpcpace.train.volume import step_operations
 
 _BITS = 8
 

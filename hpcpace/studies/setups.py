@@ -26,8 +26,7 @@ from hpcpace.core.errors import ConfigError, UsageError
 from hpcpace.core.files import Folder, read_file
 from hpcpace.core.rundir import Attempt, RunDirectory, json_text
 from hpcpace.train.plan import TrainPlan, plan_training
-from hpcpace.train.presets import GPT2Shape, ModelShape
-from hpcpace.train.settings import TrainConfig
+from hpcpace.train.settings import GPT2Shape, ModelShape, TrainConfig
 
 PARALLELISMS = ("none", "data", "tensor", "pipeline")
 _MAX_MICROBATCHES = 4

@@ -18,9 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 from zlib_ng import zlib_ng
 
-from hpcpace.trace.encoding import row_dtype
 from hpcpace.trace.hdf5_files import FOREIGN_ERRORS, filters_of, open_column, open_group, stored_dtype
-from hpcpace.trace.schema import TableSchema
+from hpcpace.trace.schema import TableSchema, row_dtype
 from hpcpace.trace.tables import Table
 
 _SHUFFLE, _DEFLATE = h5py.h5z.FILTER_SHUFFLE, h5py.h5z.FILTER_DEFLATE

@@ -22,8 +22,18 @@ from numpy.typing import NDArray
 
 from hpcpace.core.compat import hdf5_library
 from hpcpace.core.files import copy_file
-from hpcpace.trace.encoding import DEFLATE_LEVEL, RESOLUTION_NS, compress_chunk
-from hpcpace.trace.schema import FIRST_ROW, FIRST_STEP, TABLES, StepFlag, TableSchema, TraceHeader, header_values
+from hpcpace.trace.schema import (
+    DEFLATE_LEVEL,
+    FIRST_ROW,
+    FIRST_STEP,
+    RESOLUTION_NS,
+    TABLES,
+    StepFlag,
+    TableSchema,
+    TraceHeader,
+    compress_chunk,
+    header_values,
+)
 
 # A live writer finishes a write within microseconds; this many attempts take longer than that.
 _READ_ATTEMPTS = 16

@@ -28,7 +28,6 @@ from hpcpace.core.detail import MAX_RANKS
 from hpcpace.core.errors import TraceError
 from hpcpace.core.text import rank_list
 from hpcpace.trace.chunks import DamagedColumn, TableChunks, index_table, left_out, no_rows, open_tables
-from hpcpace.trace.encoding import row_dtype
 from hpcpace.trace.hdf5_files import (
     FOREIGN_ERRORS,
     HDF5_LOCK,
@@ -37,7 +36,7 @@ from hpcpace.trace.hdf5_files import (
     is_marked_open,
     open_trace,
 )
-from hpcpace.trace.schema import TABLES, OtherVersion, TableSchema, table_of
+from hpcpace.trace.schema import TABLES, OtherVersion, TableSchema, row_dtype, table_of
 from hpcpace.trace.stream import ChunkCache, PackedCollectives, Range, identity_of, read_rows
 from hpcpace.trace.tables import GroupTable, Table, join_tables
 

@@ -23,9 +23,8 @@ from hpcpace.core.files import Folder, closing_descriptor
 from hpcpace.core.rundir import is_pack
 from hpcpace.core.text import rank_list
 from hpcpace.trace.chunks import DamagedColumn
-from hpcpace.trace.encoding import has_device_columns, row_dtypes
 from hpcpace.trace.pack_index import OF_RANKS, OPEN, PackedGroups, PackIndex, collectives_of, groups_of, index_pack
-from hpcpace.trace.schema import DEVICE_TABLES, TABLES, TraceHeader, parse_header
+from hpcpace.trace.schema import DEVICE_TABLES, TABLES, TraceHeader, has_device_columns, parse_header, row_dtypes
 from hpcpace.trace.stream import (
     ChunkCache,
     PackedCollectives,

@@ -22,7 +22,6 @@ from hpcpace.core.errors import TraceError
 from hpcpace.core.files import Folder, write_all
 from hpcpace.core.pool import map_threads
 from hpcpace.trace.chunks import DamagedColumn
-from hpcpace.trace.encoding import RESOLUTION_NS, compress_chunk, has_device_columns
 from hpcpace.trace.hdf5_files import (
     FOREIGN_ERRORS,
     HDF5_LOCK,
@@ -53,7 +52,18 @@ from hpcpace.trace.pack_index import (
     table_schema,
 )
 from hpcpace.trace.reader import read_rank
-from hpcpace.trace.schema import DEVICE_TABLES, FORMAT_VERSION, NO_STEP, TABLES, TableSchema, TraceHeader, header_values
+from hpcpace.trace.schema import (
+    DEVICE_TABLES,
+    FORMAT_VERSION,
+    NO_STEP,
+    RESOLUTION_NS,
+    TABLES,
+    TableSchema,
+    TraceHeader,
+    compress_chunk,
+    has_device_columns,
+    header_values,
+)
 from hpcpace.trace.stream import ChunkCache, FileRows, TraceStream, read_rows
 from hpcpace.trace.tables import Table, join_tables
 

@@ -31,7 +31,6 @@ from hpcpace.trace.chunks import (
     read_chunks,
     split_chunks,
 )
-from hpcpace.trace.encoding import has_device_columns, row_dtype
 from hpcpace.trace.hdf5_files import (
     FOREIGN_ERRORS,
     HDF5_LOCK,
@@ -42,7 +41,17 @@ from hpcpace.trace.hdf5_files import (
 )
 from hpcpace.trace.pack_index import GROUP_ROW_BYTES, MAX_GROUP_ROWS
 from hpcpace.trace.pack_reader import packed_rows, read_packed_rank
-from hpcpace.trace.schema import FIRST_ROW, FIRST_STEP, TABLES, OtherVersion, TableSchema, TraceHeader, parse_header
+from hpcpace.trace.schema import (
+    FIRST_ROW,
+    FIRST_STEP,
+    TABLES,
+    OtherVersion,
+    TableSchema,
+    TraceHeader,
+    has_device_columns,
+    parse_header,
+    row_dtype,
+)
 from hpcpace.trace.stream import FileRows, TooLarge, TraceStream, check_size, identity_of, read_blocks
 from hpcpace.trace.tables import RankTrace, Table
 

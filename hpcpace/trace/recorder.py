@@ -26,9 +26,17 @@ from numpy.typing import NDArray
 
 from hpcpace.core.errors import UsageError
 from hpcpace.core.files import Folder
-from hpcpace.trace.encoding import round_times, row_dtypes, row_struct
 from hpcpace.trace.recent import RecentRows
-from hpcpace.trace.schema import NO_STEP, RECORDED_PHASES, TABLES, Phase, TraceHeader
+from hpcpace.trace.schema import (
+    NO_STEP,
+    RECORDED_PHASES,
+    TABLES,
+    Phase,
+    TraceHeader,
+    round_times,
+    row_dtypes,
+    row_struct,
+)
 from hpcpace.trace.writer import TraceWriter
 
 

@@ -18,8 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcpace.core.detail import MAX_RANKS
-from hpcpace.trace.encoding import DEVICE_BEGIN_COLUMN, DEVICE_END_COLUMN
-from hpcpace.trace.schema import ErrorPart, EventKind, ExitKind, TraceHeader
+from hpcpace.trace.schema import DEVICE_BEGIN_COLUMN, DEVICE_END_COLUMN, ErrorPart, EventKind, ExitKind, TraceHeader
 
 
 class Table(Mapping[str, NDArray[Any]]):

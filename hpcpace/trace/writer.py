@@ -14,10 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcpace.core.files import Folder, write_all
-from hpcpace.trace.encoding import row_dtypes
 from hpcpace.trace.hdf5_files import Container, container_image, mark_steps
 from hpcpace.trace.journal import JournalFile, RecordKind, Run, encode_header
-from hpcpace.trace.schema import TABLES, TraceHeader
+from hpcpace.trace.schema import TABLES, TraceHeader, row_dtypes
 
 _BY_STEP = ("steps", "phases", "collectives", "pacing")
 _BY_TIME = {"clock": "local_ns", **dict.fromkeys(("network", "host", "account", "flows"), "time_ns")}

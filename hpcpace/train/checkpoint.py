@@ -49,7 +49,7 @@ from hpcpace.train.checkpoint_folder import (
 from hpcpace.train.data_parallel import OuterOptimizer
 from hpcpace.train.parallel import Replica
 from hpcpace.train.plan import TrainPlan
-from hpcpace.train.presets import Mesh
+from hpcpace.train.settings import Mesh
 
 _NUM_KEPT = 2
 _NAME = re.compile(r"step-([0-9]+)")

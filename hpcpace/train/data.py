@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from hpcpace.core.codec import Count, convert
 from hpcpace.core.errors import DataError
 from hpcpace.train.plan import TrainPlan
-from hpcpace.train.presets import GPT2Shape
+from hpcpace.train.settings import GPT2Shape
 
 NUM_CLASSES = 10
 IMAGE_SHAPE = (3, 32, 32)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from hpcpace.core.text import NS_PER_MS, NS_PER_S
-from hpcpace.train.presets import GPT2Shape, Mesh, ModelShape
+from hpcpace.train.settings import GPT2Shape, Mesh, ModelShape
 
 _FORWARD_SHARE = 1 / 3
 """Of forward and backward: a matrix product has two of its size in its backward pass."""

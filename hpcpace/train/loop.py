@@ -33,10 +33,9 @@ from hpcpace.train.checkpoint_folder import History
 from hpcpace.train.data import TrainingData
 from hpcpace.train.data_parallel import OuterOptimizer, build_optimizer
 from hpcpace.train.emulate import Emulation
-from hpcpace.train.evaluation import Evaluator, LossLog, to_device
 from hpcpace.train.inject import Injector
 from hpcpace.train.models import GPT2, ActivationMeter, TensorMemory, master_dtype, state_bytes, tensor_bytes
-from hpcpace.train.parallel import Replica, build_replica
+from hpcpace.train.parallel import Evaluator, LossLog, Replica, build_replica, to_device
 from hpcpace.train.plan import TrainPlan, parallelism_facts
 from hpcpace.train.result import (
     ProgressView,

@@ -34,8 +34,8 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, PrepareModuleOutput, RowwiseParallel, parallelize_module
 from torch.nn import functional
 
-from hpcpace.train.operations import MASTER_DTYPES
-from hpcpace.train.presets import GPT2Shape, ResNetShape
+from hpcpace.train.settings import GPT2Shape, ResNetShape
+from hpcpace.train.volume import MASTER_DTYPES
 
 
 def generator_of(seed: int, name: str) -> torch.Generator:

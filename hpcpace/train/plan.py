@@ -18,8 +18,16 @@ from typing import Any, NamedTuple, NoReturn
 
 from hpcpace.core.errors import ConfigError, MeshError, WorldError, check_all
 from hpcpace.train.inject import InjectedFault, parse_fault
-from hpcpace.train.presets import DIMENSIONS, GPT2_PRESETS, RESNET18, GPT2Shape, Mesh, ModelShape, parse_mesh
-from hpcpace.train.settings import TrainConfig
+from hpcpace.train.settings import (
+    DIMENSIONS,
+    GPT2_PRESETS,
+    RESNET18,
+    GPT2Shape,
+    Mesh,
+    ModelShape,
+    TrainConfig,
+    parse_mesh,
+)
 from hpcpace.world.mpi import load_mpi
 
 

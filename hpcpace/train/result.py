@@ -19,7 +19,7 @@ from hpcpace.core.errors import TrainingFailed
 from hpcpace.core.rundir import Attempt
 from hpcpace.core.text import format_bytes, format_count, format_duration, nanoseconds
 from hpcpace.train.plan import TrainPlan
-from hpcpace.train.presets import GPT2Shape
+from hpcpace.train.settings import GPT2Shape
 
 if TYPE_CHECKING:
     import torch

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.lab_jobs import JobQueue
+from experiments.labs import JobQueue
 from hpcpace.core.errors import UsageError
 from hpcpace.lab.fabric import check_requirements
 from hpcpace.lab.lab import Lab

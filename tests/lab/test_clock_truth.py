@@ -11,7 +11,7 @@ import h5py
 import numpy as np
 import pytest
 
-from experiments.lab_jobs import JobQueue
+from experiments.labs import JobQueue
 from hpcpace.core.rundir import RunDirectory, open_run
 from hpcpace.core.text import NS_PER_MS, NS_PER_S
 from hpcpace.lab.lab import Lab

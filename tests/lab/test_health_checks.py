@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.lab_jobs import JobQueue
+from experiments.labs import JobQueue
 from hpcpace.lab.lab import Lab
 
 DOCS = Path(__file__).parents[2] / "docs" / "health-checks"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.lab_jobs import JobQueue
+from experiments.labs import JobQueue
 from hpcpace.core.errors import TraceError
 from hpcpace.core.rundir import RunDirectory, open_run
 from hpcpace.trace.reader import read_trace

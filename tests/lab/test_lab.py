@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from experiments.lab_jobs import JobQueue
+from experiments.labs import JobQueue
 from hpcpace.core.errors import HpcpaceError, UsageError
 from hpcpace.core.text import NS_PER_S
 from hpcpace.lab.lab import Lab, bring_down, read_anchor

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from experiments.lab_jobs import JobQueue
+from experiments.labs import JobQueue
 from hpcpace.audit.snapshot_files import load_snapshots
 from hpcpace.core.rundir import RunDirectory
 from hpcpace.lab.lab import Lab

@@ -12,7 +12,7 @@ from cases import only_nightly
 from lab_status import status_of
 from numpy.typing import NDArray
 
-from experiments.lab_jobs import JobQueue
+from experiments.labs import JobQueue
 from hpcpace.core.rundir import open_run
 from hpcpace.lab.fabric import LinkCounters
 from hpcpace.lab.lab import Lab
@@ -22,10 +22,17 @@ from hpcpace.metrics.topology import topology_of
 from hpcpace.trace.reader import read_trace
 from hpcpace.trace.schema import Op
 from hpcpace.trace.tables import RankTrace
-from hpcpace.train.operations import LinkVolume, PacketOverhead, link_volumes, messages, wire_matrix
 from hpcpace.train.plan import TrainPlan, plan_training
 from hpcpace.train.settings import TrainConfig
-from hpcpace.train.volume import run_operations, step_operations
+from hpcpace.train.volume import (
+    LinkVolume,
+    PacketOverhead,
+    link_volumes,
+    messages,
+    run_operations,
+    step_operations,
+    wire_matrix,
+)
 
 SCRIPT = Path(__file__).parents[2] / "sbatch" / "gpt2_dp.sh"
 HOSTS = ("n1", "n2", "n3", "n4")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from lab_status import status_of
 
-from experiments.lab_jobs import JobQueue
+from experiments.labs import JobQueue
 from hpcpace.lab.lab import Lab
 
 pytestmark = pytest.mark.nightly

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.lab_jobs import JobQueue
+from experiments.labs import JobQueue
 from hpcpace.core.rundir import open_run
 from hpcpace.lab.lab import Lab
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.lab_jobs import JobQueue
+from experiments.labs import JobQueue
 from experiments.score.generator import write_run
 from experiments.score.scenario import Scenario
 from hpcpace.core.rundir import RunDirectory

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from experiments.lab_jobs import JobQueue, SlurmJob
+from experiments.labs import JobQueue, SlurmJob
 from hpcpace.core.errors import TraceError
 from hpcpace.core.rundir import Attempt, RunDirectory
 from hpcpace.trace.reader import read_trace

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from cases import ALL_SEEDS, only_nightly
 
-from experiments.lab_jobs import JobQueue, SlurmJob
+from experiments.labs import JobQueue, SlurmJob
 from hpcpace.core.errors import TraceError
 from hpcpace.core.rundir import RunDirectory, open_run
 from hpcpace.lab.lab import Lab

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.lab_jobs import JobQueue
+from experiments.labs import JobQueue
 from hpcpace.core.errors import HpcpaceError
 
 SUM_OVER_MPI = "from mpi4py import MPI; w = MPI.COMM_WORLD; print(w.size, w.allreduce(w.rank))"

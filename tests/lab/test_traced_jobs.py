@@ -11,7 +11,7 @@ from subprocess import CompletedProcess
 import pytest
 from cases import only_nightly
 
-from experiments.lab_jobs import JobQueue
+from experiments.labs import JobQueue
 from hpcpace.core.rundir import open_run
 from hpcpace.lab.lab import Lab
 from hpcpace.trace.reader import read_trace

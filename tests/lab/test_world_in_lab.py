@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from cases import only_nightly
 
-from experiments.lab_jobs import JobQueue
+from experiments.labs import JobQueue
 from hpcpace.core.rundir import open_run
 from hpcpace.core.text import NS_PER_S
 from hpcpace.lab.lab import Lab

@@ -17,7 +17,7 @@ from experiments.machine import Machine
 from hpcpace.audit.job import AuditedJob
 from hpcpace.audit.picture import pictures
 from hpcpace.audit.picture_text import WIDTH, map_lines, matrix_lines, picture_lines, svg
-from hpcpace.audit.result import AuditResult, audit, exposition
+from hpcpace.audit.rulebook import AuditResult, audit, exposition
 from hpcpace.audit.snapshot import take_tree
 from hpcpace.audit.snapshot_files import MAX_BYTES, snapshot_from, snapshot_text
 from hpcpace.core.errors import UsageError

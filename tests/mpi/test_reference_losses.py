@@ -16,8 +16,7 @@ import torch
 from hpcpace.train.data import open_data
 from hpcpace.train.models import build_gpt2
 from hpcpace.train.plan import plan_training
-from hpcpace.train.presets import GPT2_PRESETS
-from hpcpace.train.settings import TrainConfig
+from hpcpace.train.settings import GPT2_PRESETS, TrainConfig
 
 PROGRAM = Path(__file__).with_name("train_program.py")
 STEPS, SEQ_LEN, BATCH_SIZE, LEARNING_RATE = 8, 32, 8, 3e-4

@@ -541,8 +541,8 @@ def _away(job: AuditedJob, matrix: TopoMatrix) -> Iterator[AuditFinding]:
         yield AuditFinding(
             severity=Severity.FAIL,
             place=rank_place(rank),
-            seen=f"runs on CPUs {cpusets.format_list(mask)}, but those near its GPU{index} are "
-            f"{cpusets.format_list(near)}",
+            seen=f"runs on CPUs {cpusets.format_list(mask)}, but those near its GPU{index} "
+            f"are {cpusets.format_list(near)}",
             evidence=matrix.lines.get(f"GPU{index}", ""),
             certainty=Certainty.INFERRED,
             cost="every copy and every kernel launch crosses the NUMA interconnect",

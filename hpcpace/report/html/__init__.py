@@ -20,6 +20,7 @@ from markupsafe import Markup, escape
 from hpcpace.core.text import folded, percent, printable
 from hpcpace.report.document import (
     DIRECTIVE,
+    GLOSSARY,
     PAGE,
     Bar,
     Block,
@@ -35,12 +36,13 @@ from hpcpace.report.document import (
     SideBySide,
     Stack,
     Table,
+    Term,
     Text,
     Verdict,
     cell,
     shown_on,
+    terms_in,
 )
-from hpcpace.report.glossary import GLOSSARY, Term, terms_in
 
 _FOLDER = Path(__file__).parent
 _SCRIPTS = ("base.js", "plots.js", "tables.js", "controls.js")

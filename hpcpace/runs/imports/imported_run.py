@@ -19,8 +19,7 @@ from hpcpace import __version__
 from hpcpace.core.errors import TraceError, UsageError
 from hpcpace.core.rundir import Attempt, RunDirectory
 from hpcpace.runs.measured import DAY_NS, is_to_come
-from hpcpace.trace.encoding import round_times, row_dtype
-from hpcpace.trace.schema import TABLES, TraceHeader
+from hpcpace.trace.schema import TABLES, TraceHeader, round_times, row_dtype
 from hpcpace.trace.writer import TraceWriter
 
 Rows = NDArray[np.void]

@@ -12,7 +12,7 @@ from pathlib import Path
 from audit_document import updated
 from cases import each_case
 
-from hpcpace.audit import facts, result
+from hpcpace.audit import facts, rulebook
 from hpcpace.audit.findings import Severity
 from hpcpace.audit.rulebook import BY_ID, Rule
 from hpcpace.audit.settings import AuditConfig
@@ -43,11 +43,11 @@ def test_setting_has_its_present_default(setting: dataclasses.Field[object]) -> 
     assert row and row[1] == shown
 
 
-@each_case("field", [*dataclasses.fields(facts.Snapshot), *dataclasses.fields(result.AuditResult)])
+@each_case("field", [*dataclasses.fields(facts.Snapshot), *dataclasses.fields(rulebook.AuditResult)])
 def test_field_of_json_is_documented(field: dataclasses.Field[object]) -> None:
     if field.name not in ("schema", "unreadable"):
         assert f"`{field.name}`" in DOCUMENT or f"`{field.name}." in DOCUMENT
 
 
 def test_schemas_are_named() -> None:
-    assert facts.SCHEMA in DOCUMENT and result.SCHEMA in DOCUMENT
+    assert facts.SCHEMA in DOCUMENT and rulebook.SCHEMA in DOCUMENT

@@ -10,8 +10,7 @@ from experiments.machine import Machine, dgx_h100, threaded
 from hpcpace.audit import cpusets
 from hpcpace.audit.findings import Severity, bind_masks, bind_option, with_masks
 from hpcpace.audit.job import AuditedHost, AuditedJob
-from hpcpace.audit.result import BINDING_RULES, audit
-from hpcpace.audit.rulebook import run_rules
+from hpcpace.audit.rulebook import BINDING_RULES, audit, run_rules
 from hpcpace.audit.snapshot import take_tree
 from hpcpace.audit.tree import Unreadable
 from tests.machines.cases import CASES, hybrid_cpu, mi250x, offline_cpus

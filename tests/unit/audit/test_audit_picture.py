@@ -13,7 +13,7 @@ from hpcpace.audit.facts import Snapshot
 from hpcpace.audit.job import AuditedJob
 from hpcpace.audit.picture import MAX_PICTURES, Picture, pictures
 from hpcpace.audit.picture_text import WIDTH, picture_lines, svg
-from hpcpace.audit.result import audit
+from hpcpace.audit.rulebook import audit
 from hpcpace.audit.snapshot import take_tree
 from hpcpace.report.audit_report import audit_document, picture_sections
 from hpcpace.report.html import html_page

@@ -12,8 +12,7 @@ from hpcpace.audit import cpusets
 from hpcpace.audit.collect_hardware import collect_hardware
 from hpcpace.audit.facts import hardware_view
 from hpcpace.audit.job import AuditedJob
-from hpcpace.audit.result import Binding, audit
-from hpcpace.audit.rulebook import run_rules
+from hpcpace.audit.rulebook import Binding, audit, run_rules
 from hpcpace.audit.snapshot import take_tree
 from hpcpace.audit.tree import Tree, Unreadable
 from tests.audit_lines import verdict_lines

@@ -18,7 +18,7 @@ from hpcpace.audit.findings import (
     place_text,
 )
 from hpcpace.audit.job import AuditedJob
-from hpcpace.audit.result import AuditResult, audit
+from hpcpace.audit.rulebook import AuditResult, audit
 from hpcpace.audit.snapshot import take_tree
 from hpcpace.report.audit_report import MAX_LINES
 from tests.audit_lines import WIDTH, verdict_lines

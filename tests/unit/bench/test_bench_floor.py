@@ -7,8 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from experiments.bench.floor import split
-from hpcpace.trace.encoding import row_dtypes
-from hpcpace.trace.schema import Op, TraceHeader
+from hpcpace.trace.schema import Op, TraceHeader, row_dtypes
 from hpcpace.trace.writer import TraceWriter
 
 US = 1024  # times are kept to 256 ns

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.cases import cases_of, read_toml
+from experiments.pages import cases_of, read_toml
 
 
 @dataclass(frozen=True, kw_only=True)

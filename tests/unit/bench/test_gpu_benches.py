@@ -32,7 +32,7 @@ from hpcpace.observe.settings import TraceConfig
 from hpcpace.trace.reader import read_trace
 from hpcpace.trace.recorder import Recorder
 from hpcpace.trace.schema import DEVICE_TABLES, ExitKind
-from hpcpace.train.presets import GPT2_PRESETS, GPT2Shape
+from hpcpace.train.settings import GPT2_PRESETS, GPT2Shape
 
 NS_PER_CALL = 1_000_000_000
 

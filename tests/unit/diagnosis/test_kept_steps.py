@@ -10,8 +10,7 @@ from hpcpace.core.rundir import RunDirectory
 from hpcpace.diagnosis.analyze import analyze_traces
 from hpcpace.diagnosis.measure import Selection
 from hpcpace.trace.attempt_reader import read_attempt
-from hpcpace.trace.encoding import row_dtypes
-from hpcpace.trace.schema import Op, TraceHeader
+from hpcpace.trace.schema import Op, TraceHeader, row_dtypes
 from hpcpace.trace.writer import TraceWriter
 
 KEPT, NUM_STEPS, PER_STEP, STEP_NS = 400, 1400, 24, 10_000_000

@@ -19,8 +19,7 @@ from hpcpace.metrics.common_clock import rank_clocks
 from hpcpace.metrics.communication import join_kinds, totals_by_kind
 from hpcpace.metrics.steps import common_steps
 from hpcpace.trace.attempt_reader import read_attempt
-from hpcpace.trace.encoding import row_dtypes
-from hpcpace.trace.schema import ExitKind, Op, Phase, TraceHeader
+from hpcpace.trace.schema import ExitKind, Op, Phase, TraceHeader, row_dtypes
 from hpcpace.trace.writer import TraceWriter
 
 _RANKS, _STEPS, _OPS = 4, 1500, 8

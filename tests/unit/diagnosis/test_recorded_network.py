@@ -12,7 +12,7 @@ from experiments.synthetic_run import SyntheticRun
 from hpcpace.diagnosis.analyze import Analysis, analyze_traces
 from hpcpace.diagnosis.measure import Selection
 from hpcpace.trace.attempt_reader import AttemptTraces, read_attempt
-from hpcpace.trace.encoding import row_dtypes
+from hpcpace.trace.schema import row_dtypes
 from hpcpace.trace.tables import RankTrace, Table
 
 S = 1_000_000_000

@@ -12,8 +12,7 @@ from experiments.synthetic_run import MS, Extra, SyntheticRun
 from hpcpace.diagnosis.analyze import examine
 from hpcpace.metrics.roles import Stage
 from hpcpace.trace.attempt_reader import read_attempt
-from hpcpace.trace.encoding import ENQUEUE_COLUMN
-from hpcpace.trace.schema import Phase
+from hpcpace.trace.schema import ENQUEUE_COLUMN, Phase
 from hpcpace.trace.tables import Table
 
 

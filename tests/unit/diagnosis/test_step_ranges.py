@@ -12,9 +12,8 @@ from cases import each_case
 from hpcpace.core.errors import TraceError
 from hpcpace.diagnosis.evidence import divide_steps, evidence_of, iter_share, timed_traces
 from hpcpace.metrics.common_clock import CommonClock, rank_clocks, reference_times
-from hpcpace.trace.encoding import row_dtypes
 from hpcpace.trace.reader import read_trace, stream_trace
-from hpcpace.trace.schema import CHUNK_ROWS, NO_STEP, Op, TraceHeader
+from hpcpace.trace.schema import CHUNK_ROWS, NO_STEP, Op, TraceHeader, row_dtypes
 from hpcpace.trace.writer import TraceWriter
 
 _RANKS = 3

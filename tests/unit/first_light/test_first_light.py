@@ -19,8 +19,7 @@ from cases import each_case
 
 from experiments.gpu import page
 from experiments.gpu.place import ROOT, Place
-from experiments.gpu.runner import LOGS, RESULTS, Result, Runner, line
-from experiments.gpu.steps import SETUP_S, STEPS, TOTAL_S, Step, limits
+from experiments.gpu.runner import LOGS, RESULTS, SETUP_S, STEPS, TOTAL_S, Result, Runner, Step, limits, line
 
 FACTS = {"rehearsal": False, "device": "a GPU", "versions": {"torch": "2.11"}, "cores": 16}
 PROGRAM = """
@@ -38,7 +37,7 @@ LEAVES = """
 import sys
 from pathlib import Path
 from experiments.gpu.runner import Runner, adopt_orphans
-from experiments.gpu.steps import Step
+from experiments.gpu.runner import Step
 adopt_orphans()
 folder, program = Path(sys.argv[1]), (sys.executable, "-c", sys.argv[2])
 runner = Runner(out=folder / "out", work=folder, options=[str(folder)], budget_s=600, program=program)

@@ -4,8 +4,7 @@ import numpy as np
 from cases import each_case
 
 from hpcpace.metrics.plausibility import DamageThresholds, collectives_contradict, contradictions
-from hpcpace.trace.encoding import row_dtypes
-from hpcpace.trace.schema import DEVICE_TABLES, ExitKind, Op, Phase
+from hpcpace.trace.schema import DEVICE_TABLES, ExitKind, Op, Phase, row_dtypes
 
 NUM_ROWS, STEP_NS = 100, 1_000_000
 

@@ -11,8 +11,7 @@ from cases import each_case
 from hpcpace.metrics.common_clock import CommonClock
 from hpcpace.metrics.flows import Flows, flows_of, interface_use
 from hpcpace.metrics.topology import Topology
-from hpcpace.trace.encoding import row_dtypes
-from hpcpace.trace.schema import TraceHeader
+from hpcpace.trace.schema import TraceHeader, row_dtypes
 from hpcpace.trace.tables import RankTrace, Table
 
 S = 1_000_000_000

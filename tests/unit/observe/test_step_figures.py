@@ -15,10 +15,9 @@ import torch
 import hpcpace
 from hpcpace.metrics.phases import Part, parts_of_steps
 from hpcpace.observe.step_figures import PART_NAMES, StepFigures
-from hpcpace.trace.encoding import row_dtypes
 from hpcpace.trace.reader import read_trace
 from hpcpace.trace.recent import RecentRows
-from hpcpace.trace.schema import DEVICE_TABLES, StepFlag
+from hpcpace.trace.schema import DEVICE_TABLES, StepFlag, row_dtypes
 
 
 def test_each_part_has_the_name_that_is_logged() -> None:

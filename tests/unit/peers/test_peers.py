@@ -10,7 +10,7 @@ from cases import each_case
 
 from experiments.peers import __main__ as page
 from experiments.peers import job, runs
-from experiments.peers.cases import CASES, Case, Verdict, is_right
+from experiments.peers.runs import CASES, Case, Verdict, is_right
 
 _BY_NAME = {case.name: case for case in CASES}
 _SLOW = Verdict(headline="rank 1 is slow", text="rank 1 is slow by data loading", ranks=(1,))

@@ -24,11 +24,9 @@ from hpcpace.planning.layouts import Layouts, Recompute
 from hpcpace.planning.machine import Machine
 from hpcpace.planning.model import PRESETS, MeasuredModel, preset
 from hpcpace.planning.steps import TransformerSteps, steps_of
-from hpcpace.train.operations import PacketOverhead, link_volumes, messages, wire_matrix
 from hpcpace.train.plan import plan_training
-from hpcpace.train.presets import GPT2_PRESETS
-from hpcpace.train.settings import TrainConfig
-from hpcpace.train.volume import step_operations
+from hpcpace.train.settings import GPT2_PRESETS, TrainConfig
+from hpcpace.train.volume import PacketOverhead, link_volumes, messages, step_operations, wire_matrix
 
 GPT2 = preset("gpt2-small")
 assert GPT2 is not None

@@ -18,7 +18,7 @@ from hpcpace.probe.hosts import Copies, Noise, memory_rates, note_on_sharing, nu
 from hpcpace.probe.record import CopiesRecord, CoreFigures, CoreNoise, DeviceRate, NoiseRecord, ProbeRecord, probe_from
 from hpcpace.probe.world import Board, ProbeWorld
 from hpcpace.report.document import Section
-from hpcpace.report.sections.probe_hosts import copies_section, noise_section
+from hpcpace.report.sections.probe import copies_section, noise_section
 from hpcpace.report.terminal import print_section
 from hpcpace.world.deadline import Deadline
 from tests.unit.probe.empty_record import empty_record

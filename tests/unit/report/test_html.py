@@ -16,9 +16,8 @@ from report_sample import HEALTHY, NASTY, SampleCulprit, SampleVerdict, sample_p
 from hpcpace.core.rundir import json_text
 from hpcpace.diagnosis.plot_data import HostClock, Matrix, PlotData
 from hpcpace.diagnosis.summary import AttemptRow, Growth, Jitter, Prediction, Predictions, RankCores, SensitivityRow
-from hpcpace.report.document import Document, Row, Section, Table
+from hpcpace.report.document import GLOSSARY, Document, Row, Section, Table, terms_in
 from hpcpace.report.drawing import binned, bins, packed, plot_text, unique
-from hpcpace.report.glossary import GLOSSARY, terms_in
 from hpcpace.report.html import compressed, html_page, plot_library
 from hpcpace.report.run_report import page, write_html
 from hpcpace.report.sections.causes import growth

@@ -21,8 +21,7 @@ from hpcpace.probe.pair_network import late_pairs
 from hpcpace.probe.record import PairRow, PairsRecord, ProbeRecord
 from hpcpace.report.html import html_page
 from hpcpace.report.sections.communication import size_words
-from hpcpace.report.sections.probe import probe_document
-from hpcpace.report.sections.probe_hosts import pairs_map
+from hpcpace.report.sections.probe import pairs_map, probe_document
 from hpcpace.report.terminal import print_document
 
 NASTY = "<script>alert(1)</script>\x1b[31m"

@@ -11,8 +11,7 @@ import pytest
 
 from hpcpace.metrics.common_clock import CommonClock
 from hpcpace.runs.timeline.run_file import Network
-from hpcpace.trace.encoding import row_dtypes
-from hpcpace.trace.schema import TraceHeader
+from hpcpace.trace.schema import TraceHeader, row_dtypes
 from hpcpace.trace.tables import RankTrace, Table
 
 S = 1_000_000_000

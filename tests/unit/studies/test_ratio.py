@@ -24,7 +24,7 @@ from hpcpace.studies.published import (
     verdict,
 )
 from hpcpace.studies.setups import NanoCluster, Setup, parse_layout, planned
-from hpcpace.train.presets import GPT2_PRESETS
+from hpcpace.train.settings import GPT2_PRESETS
 
 PUBLISHED = Path(__file__).parents[2] / "data" / "published" / "nano_cluster_gpt2_small.csv"
 

@@ -19,8 +19,7 @@ from hpcpace.studies.setups import (
     settings_of,
     shrunk,
 )
-from hpcpace.train.presets import GPT2_PRESETS, RESNET18
-from hpcpace.train.settings import TrainConfig
+from hpcpace.train.settings import GPT2_PRESETS, RESNET18, TrainConfig
 
 DATA = Setup(model="gpt2", preset="small", layout=parse_layout("2x2"), parallelism="data", batch=8)
 PIPELINE = dataclasses.replace(DATA, parallelism="pipeline")

@@ -10,8 +10,7 @@ from cases import each_case
 
 from hpcpace.metrics.topology import topology_of
 from hpcpace.topology.switch_tree import PlacedTraces, parse_host_table, place_traces
-from hpcpace.trace.encoding import row_dtypes
-from hpcpace.trace.schema import TraceHeader
+from hpcpace.trace.schema import TraceHeader, row_dtypes
 from hpcpace.trace.tables import RankTrace, Table
 
 FILE = "topology.conf"

@@ -11,9 +11,8 @@ from rows import header, random_rows
 
 from hpcpace.core.rundir import Attempt, RunDirectory
 from hpcpace.trace.attempt_reader import AttemptTraces, read_attempt
-from hpcpace.trace.encoding import round_times, row_dtypes
 from hpcpace.trace.reader import read_trace
-from hpcpace.trace.schema import DEVICE_TABLES, ExitKind, Op
+from hpcpace.trace.schema import DEVICE_TABLES, ExitKind, Op, round_times, row_dtypes
 from hpcpace.trace.tables import RankTrace, Table
 from hpcpace.trace.writer import TraceWriter
 

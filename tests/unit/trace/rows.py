@@ -7,9 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from hpcpace.trace.encoding import round_times, row_dtypes
 from hpcpace.trace.recorder import Recorder
-from hpcpace.trace.schema import TABLES, TraceHeader
+from hpcpace.trace.schema import TABLES, TraceHeader, round_times, row_dtypes
 from hpcpace.trace.tables import Table
 
 

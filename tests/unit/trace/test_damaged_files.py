@@ -18,10 +18,9 @@ from rows import ADDERS, header, random_rows, record
 
 from hpcpace.core.errors import TraceError
 from hpcpace.core.files import Folder
-from hpcpace.trace.encoding import row_dtypes
 from hpcpace.trace.journal import encode_header
 from hpcpace.trace.reader import read_trace
-from hpcpace.trace.schema import CHUNK_ROWS, OtherVersion
+from hpcpace.trace.schema import CHUNK_ROWS, OtherVersion, row_dtypes
 
 _NUM_INPUTS = 400
 _NUM_ROWS = dict.fromkeys(ADDERS, 50) | {"phases": CHUNK_ROWS + 50}

@@ -13,9 +13,8 @@ import pytest
 from cases import each_case
 from rows import ADDERS, assert_table, header
 
-from hpcpace.trace.encoding import round_times, row_dtypes
 from hpcpace.trace.reader import read_trace
-from hpcpace.trace.schema import FORMAT_VERSION, PHASES_ON_CORES, TABLES, header_values
+from hpcpace.trace.schema import FORMAT_VERSION, PHASES_ON_CORES, TABLES, header_values, round_times, row_dtypes
 
 _GOLDEN = Path(__file__).parents[2] / "golden" / f"trace-{FORMAT_VERSION}.h5"
 

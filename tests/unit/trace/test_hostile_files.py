@@ -26,10 +26,9 @@ from hpcpace.diagnosis.operation_figures import measure_operations
 from hpcpace.metrics.steps import common_steps
 from hpcpace.trace import journal
 from hpcpace.trace.attempt_reader import read_attempt
-from hpcpace.trace.encoding import row_dtypes
 from hpcpace.trace.journal import RecordKind, encode_header, encode_records
 from hpcpace.trace.reader import TooLarge, read_trace
-from hpcpace.trace.schema import TABLES
+from hpcpace.trace.schema import TABLES, row_dtypes
 from hpcpace.trace.stream import StoredTable
 from hpcpace.trace.writer import TraceWriter
 

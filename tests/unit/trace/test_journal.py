@@ -15,10 +15,9 @@ from rows import assert_table, header, random_rows, record
 
 from hpcpace.core.errors import TraceError
 from hpcpace.trace import journal
-from hpcpace.trace.encoding import row_dtypes
 from hpcpace.trace.journal import RecordKind, encode_header, encode_records
 from hpcpace.trace.reader import read_trace
-from hpcpace.trace.schema import TABLES, OtherVersion, header_values
+from hpcpace.trace.schema import TABLES, OtherVersion, header_values, row_dtypes
 
 _DTYPES = row_dtypes()
 _PHASES = list(_DTYPES).index("phases")

@@ -11,9 +11,8 @@ from rows import header
 
 from hpcpace.core.errors import TraceError
 from hpcpace.core.files import Folder
-from hpcpace.trace.encoding import row_dtypes
 from hpcpace.trace.journal import JournalTail
-from hpcpace.trace.schema import TABLES
+from hpcpace.trace.schema import TABLES, row_dtypes
 from hpcpace.trace.writer import TraceWriter
 
 DTYPES = row_dtypes()

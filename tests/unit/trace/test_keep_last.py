@@ -14,11 +14,10 @@ from rows import header
 from hpcpace.core.errors import TraceError
 from hpcpace.core.files import Folder
 from hpcpace.core.rundir import RunDirectory
-from hpcpace.trace.encoding import row_dtypes
 from hpcpace.trace.hdf5_files import Container
 from hpcpace.trace.packing import PackPlan, pack_attempt
 from hpcpace.trace.reader import read_trace
-from hpcpace.trace.schema import CHUNK_ROWS, ExitKind, Op, StepFlag
+from hpcpace.trace.schema import CHUNK_ROWS, ExitKind, Op, StepFlag, row_dtypes
 from hpcpace.trace.tables import RankTrace
 from hpcpace.trace.writer import TraceWriter
 

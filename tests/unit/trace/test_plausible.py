@@ -5,8 +5,7 @@ from pathlib import Path
 import numpy as np
 from cases import each_case
 
-from hpcpace.trace.encoding import row_dtypes
-from hpcpace.trace.schema import DEVICE_TABLES, TABLES, ExitKind, TraceHeader
+from hpcpace.trace.schema import DEVICE_TABLES, TABLES, ExitKind, TraceHeader, row_dtypes
 from hpcpace.trace.tables import MAX_NS, MAX_SIZE, RankTrace, Table, without_implausible
 
 HEADER = TraceHeader(run_id="r", attempt=0, rank=3, world_size=4, local_rank=0, local_size=1, node=0, host="n")

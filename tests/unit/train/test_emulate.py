@@ -10,7 +10,7 @@ from hpcpace.train.emulate import Emulation, block_share
 from hpcpace.train.inject import Injector, parse_fault
 from hpcpace.train.models import autocast
 from hpcpace.train.parallel import build_stage
-from hpcpace.train.presets import GPT2_PRESETS, RESNET18, GPT2Shape, Mesh, ResNetShape
+from hpcpace.train.settings import GPT2_PRESETS, RESNET18, GPT2Shape, Mesh, ResNetShape
 
 TEXT = GPT2Shape(num_layers=3, width=16, num_heads=2, context=8, vocabulary=32)
 IMAGE = ResNetShape(widths=(4, 8), blocks_per_stage=2, num_classes=10)

@@ -8,7 +8,7 @@ from cases import each_case
 torch = pytest.importorskip("torch")
 
 from hpcpace.train.models import GPT2, NextTokenLoss, build_gpt2  # noqa: E402
-from hpcpace.train.presets import GPT2_PRESETS  # noqa: E402
+from hpcpace.train.settings import GPT2_PRESETS  # noqa: E402
 
 TINY = GPT2_PRESETS["tiny"]
 

@@ -6,7 +6,7 @@ torch = pytest.importorskip("torch")
 
 import torch.distributed as dist  # noqa: E402
 
-from hpcpace.train.evaluation import LossLog  # noqa: E402
+from hpcpace.train.parallel import LossLog  # noqa: E402
 
 
 @pytest.fixture

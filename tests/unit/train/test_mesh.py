@@ -4,7 +4,7 @@ import pytest
 from cases import each_case
 
 from hpcpace.core.errors import MeshError
-from hpcpace.train.presets import Mesh, parse_mesh
+from hpcpace.train.settings import Mesh, parse_mesh
 
 
 def test_no_text_means_data_parallelism_over_all_ranks() -> None:

@@ -7,8 +7,7 @@ from cases import each_case
 from hpcpace.core.errors import ConfigError
 from hpcpace.train.models import BatchNorm2d, LayerNorm, autocast, master_dtype, sharding_policy
 from hpcpace.train.parallel import build_stage
-from hpcpace.train.presets import GPT2_PRESETS, RESNET18
-from hpcpace.train.settings import DTYPES, SHORT_DTYPES, TrainConfig
+from hpcpace.train.settings import DTYPES, GPT2_PRESETS, RESNET18, SHORT_DTYPES, TrainConfig
 
 CPU = torch.device("cpu")
 TINY = GPT2_PRESETS["tiny"]

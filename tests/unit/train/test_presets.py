@@ -4,8 +4,7 @@ import pytest
 from cases import each_case
 
 from hpcpace.core.errors import MeshError
-from hpcpace.train.presets import GPT2_PRESETS, RESNET18, Mesh
-from hpcpace.train.settings import PRESETS
+from hpcpace.train.settings import GPT2_PRESETS, PRESETS, RESNET18, Mesh
 
 
 def test_every_preset_of_the_settings_has_a_shape() -> None:

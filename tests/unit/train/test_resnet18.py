@@ -8,7 +8,7 @@ torch = pytest.importorskip("torch")
 
 from hpcpace.train.models import ResNet, build_resnet  # noqa: E402
 from hpcpace.train.parallel import build_stage  # noqa: E402
-from hpcpace.train.presets import GPT2_PRESETS, RESNET18  # noqa: E402
+from hpcpace.train.settings import GPT2_PRESETS, RESNET18  # noqa: E402
 
 
 def _images(num_images: int = 2):

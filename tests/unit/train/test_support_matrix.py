@@ -16,8 +16,7 @@ from hpcpace.train.plan import (
     plan_training,
     refusal,
 )
-from hpcpace.train.presets import DIMENSIONS, Mesh
-from hpcpace.train.settings import TrainConfig
+from hpcpace.train.settings import DIMENSIONS, Mesh, TrainConfig
 
 CLI_DOC = Path(__file__).parents[3] / "docs" / "cli.md"
 

@@ -10,18 +10,22 @@ from cases import each_case
 from numpy.typing import NDArray
 
 from hpcpace.core.errors import ConfigError
-from hpcpace.train.operations import LinkVolume, Message, PacketOverhead, link_volumes, messages, wire_matrix
 from hpcpace.train.plan import TrainPlan, plan_training
-from hpcpace.train.presets import Mesh
-from hpcpace.train.settings import TrainConfig
+from hpcpace.train.settings import Mesh, TrainConfig
 from hpcpace.train.volume import (
+    LinkVolume,
+    Message,
     Operation,
+    PacketOverhead,
     averaging_operations,
+    link_volumes,
     loss_operations,
+    messages,
     parameter_sizes,
     run_operations,
     startup_operations,
     step_operations,
+    wire_matrix,
 )
 
 TINY_PARAMETERS = 842_496

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from hpcpace.core.rundir import RunDirectory, write_json
-from hpcpace.trace.encoding import row_dtypes
-from hpcpace.trace.schema import Op, Phase, TraceHeader
+from hpcpace.trace.schema import Op, Phase, TraceHeader, row_dtypes
 from hpcpace.trace.writer import TraceWriter
 from hpcpace.watch.run_tail import RunTail
 from hpcpace.watch.state import HangState, JobState, job_state
