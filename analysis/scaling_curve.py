@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from hpcpace.core.errors import EXIT_WARNING
 from hpcpace.plots import files
 from hpcpace.plots import runs as plots
-from hpcpace.report.sections.scaling import scaling_document
+from hpcpace.report.sections.history import scaling_document
 from hpcpace.report.terminal import notes, print_document
 from hpcpace.runs.load import Per
 from hpcpace.runs.scaling.result import COLUMNS, Scaling, rows_of, scaling_of

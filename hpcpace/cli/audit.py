@@ -14,7 +14,11 @@ from typing import Any
 import click
 
 from hpcpace.audit.findings import AuditFinding, Severity
-from hpcpace.audit.gather import (
+from hpcpace.audit.job import AuditedJob, read_topo
+from hpcpace.audit.nccl_log import read_nccl_log
+from hpcpace.audit.rulebook import BY_ID, AuditResult, audit, check_ids, exposition
+from hpcpace.audit.settings import AuditConfig
+from hpcpace.audit.snapshot import (
     NUM_OURS_OF_STEP,
     Gathered,
     gather_by_files,
@@ -23,12 +27,8 @@ from hpcpace.audit.gather import (
     mpi_communicator,
     own_part,
     snapshot_folder,
+    take_tree,
 )
-from hpcpace.audit.job import AuditedJob, read_topo
-from hpcpace.audit.nccl_log import read_nccl_log
-from hpcpace.audit.rulebook import BY_ID, AuditResult, audit, check_ids, exposition
-from hpcpace.audit.settings import AuditConfig
-from hpcpace.audit.snapshot import take_tree
 from hpcpace.audit.snapshot_files import differences, load_snapshots, save_snapshots
 from hpcpace.cli.commands import Group
 from hpcpace.cli.options import PATH, Real, Whole, headed, option, text_console, verbose, warn

@@ -264,7 +264,7 @@ def scale_command(
     collect_less_garbage()
     from hpcpace.core.exposition import csv_bytes
     from hpcpace.probe.record import read_probe
-    from hpcpace.report.sections.scaling import scaling_document
+    from hpcpace.report.sections.history import scaling_document
     from hpcpace.runs.load import Per
     from hpcpace.runs.scaling.result import COLUMNS, rows_of, scaling_of
     from hpcpace.runs.scaling.samples import read_samples

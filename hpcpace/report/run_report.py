@@ -35,8 +35,15 @@ from hpcpace.report.sections.hosts import (
     places_section,
 )
 from hpcpace.report.sections.network import network_section
-from hpcpace.report.sections.overview import attempts_section, run_section, time_section
-from hpcpace.report.sections.phases import PARTS, drawn_parts, phases_section, rows_shown
+from hpcpace.report.sections.phases import (
+    PARTS,
+    attempts_section,
+    drawn_parts,
+    phases_section,
+    rows_shown,
+    run_section,
+    time_section,
+)
 from hpcpace.report.sections.steps import own_delay_section, slowest_section, times_section
 from hpcpace.report.terminal import num_lines, print_document
 

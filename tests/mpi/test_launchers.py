@@ -15,7 +15,7 @@ from cases import only_nightly
 from hpcpace.core.rundir import open_run
 from hpcpace.diagnosis.figures.overview import attempt_rows
 from hpcpace.diagnosis.measure import Selection
-from hpcpace.report.sections.overview import attempts_differ
+from hpcpace.report.sections.phases import attempts_differ
 from hpcpace.trace.attempt_reader import read_attempt
 from hpcpace.trace.reader import RankTrace, read_trace
 

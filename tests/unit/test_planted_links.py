@@ -14,8 +14,7 @@ import pytest
 from report_sample import HEALTHY, sample_summary
 
 from hpcpace.audit.facts import Snapshot
-from hpcpace.audit.gather import gather_by_files, own_part
-from hpcpace.audit.snapshot import take_tree
+from hpcpace.audit.snapshot import gather_by_files, own_part, take_tree
 from hpcpace.audit.snapshot_files import NUM_OURS_OF_RUN, save_snapshots
 from hpcpace.core.environment import rank_info
 from hpcpace.core.errors import HpcpaceError

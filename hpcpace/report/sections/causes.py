@@ -34,7 +34,7 @@ from hpcpace.report.drawing import (
     plot_text,
     unique,
 )
-from hpcpace.report.sections.overview import UNKNOWN_WAITS
+from hpcpace.report.sections.phases import UNKNOWN_WAITS
 
 _MIN_POINTS = 3  # of a curve that begins at 1
 _MAX_PACED = 4

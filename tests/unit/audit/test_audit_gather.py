@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from cases import each_case
 
-from hpcpace.audit import gather
-from hpcpace.audit.gather import Gathered, gather_by_files, join_parts, own_part, snapshot_folder
+from hpcpace.audit import snapshot
+from hpcpace.audit.snapshot import Gathered, gather_by_files, join_parts, own_part, snapshot_folder
 from hpcpace.core.environment import rank_info
 from hpcpace.core.errors import UsageError
 from hpcpace.core.hostlist import exclude_option, expand, short_list
@@ -163,7 +163,7 @@ def test_a_rank_still_replaces_what_lies_in_its_place(tmp_path: Path, monkeypatc
         environ = _environ(2, 3)
         assert gather_by_files(rank_info(environ, host="n1"), environ, tmp_path, _part(2, 3), timeout_s=1) is None
 
-    monkeypatch.setattr(gather.time, "sleep", hand_in)
+    monkeypatch.setattr(snapshot.time, "sleep", hand_in)
     gathered = _gathered_with(tmp_path, os.mkfifo, timeout_s=60)
     assert [rank.rank for rank in gathered.snapshots[0].ranks] == [0, 1, 2]
     assert gathered.missing == ()

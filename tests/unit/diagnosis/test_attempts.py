@@ -9,7 +9,7 @@ from experiments.synthetic_run import SyntheticRun
 from hpcpace.diagnosis.figures.overview import attempt_rows
 from hpcpace.diagnosis.measure import Selection
 from hpcpace.diagnosis.summary import AttemptRow
-from hpcpace.report.sections.overview import attempts_differ, ended
+from hpcpace.report.sections.phases import attempts_differ, ended
 from hpcpace.trace.attempt_reader import read_attempt
 
 

@@ -13,7 +13,7 @@ from probe_sample import made_probe
 from experiments.scale_lab.overlap import Job
 from experiments.score.layouts import MS, US, Layout
 from hpcpace.report.document import Notes
-from hpcpace.report.sections.scaling import headline, scaling_document
+from hpcpace.report.sections.history import scaling_document, scaling_headline
 from hpcpace.runs.load import load_runs
 from hpcpace.runs.scaling.result import scaling_of
 from hpcpace.runs.scaling.samples import Sample
@@ -70,7 +70,7 @@ def _words(samples: list[Sample]) -> str:
     notes = [
         note for section in scaling_document(found).sections for note in section.content if isinstance(note, Notes)
     ]
-    return " ".join([dict(headline(found))["Knee"], *(str(line) for note in notes for line in note.lines)])
+    return " ".join([dict(scaling_headline(found))["Knee"], *(str(line) for note in notes for line in note.lines)])
 
 
 def test_what_cannot_be_seen_and_what_is_hidden_is_said() -> None:

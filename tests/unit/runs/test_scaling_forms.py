@@ -11,7 +11,7 @@ from cases import each_case
 from probe_sample import made_probe
 from sample_runs import MS, sample_run
 
-from hpcpace.report.sections.scaling import headline
+from hpcpace.report.sections.history import scaling_headline
 from hpcpace.runs.scaling.law import Knee, predict
 from hpcpace.runs.scaling.result import Scaling, scaling_of
 from hpcpace.runs.scaling.samples import PARTS, Sample, jitter_growth, least_work
@@ -196,7 +196,7 @@ def test_the_interval_of_a_knee_has_the_error_of_the_law() -> None:
 def test_a_knee_is_said_with_its_doubt(knee: tuple[int | None, int | None, int | None], said: str) -> None:
     found = scaling_of([_alone(nodes, 100.0) for nodes in (1, 2, 4)])
     of = Knee(num_units=knee[0], low=knee[1], high=knee[2], searched=32, is_measured=False)
-    assert said in dict(headline(replace(found, knee=of)))["Knee"]
+    assert said in dict(scaling_headline(replace(found, knee=of)))["Knee"]
 
 
 @each_case(
