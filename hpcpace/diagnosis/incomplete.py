@@ -34,7 +34,7 @@ HOST_TIMES = "not known: phases are host times of ranks with a device"
 """Why figures that rest on phases are left out where nobody recorded what the device did when."""
 NO_PHASES = "not known: phases were not recorded (trace.detail)"
 """Why they are left out where collectives were recorded, and phases were not."""
-MARK_STEPS = "call session.step() where a step ends, without `hpcpace trace` (hpcpace help attach)"
+MARK_STEPS = "call session.step() where a step ends (hpcpace help attach)"
 """What to do where a rank trained and no step was seen."""
 _MAX_AGAINST = 4  # display: hosts that a sentence on a wrong clock names
 

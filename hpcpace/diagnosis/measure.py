@@ -323,10 +323,12 @@ def _why_no_steps(traces: Sequence[RankTrace], panel: StepPanel) -> str:
             "use --include-warmup, or another --steps A:B"
         )
     trains_unseen = all(trace.has_no_steps for trace in traces)
+    seen = next((words for trace in traces if (words := trace.step_source[1])), "")
     counts = ", ".join(f"rank {trace.header.rank}: {len(trace.tables['steps'])}" for trace in traces[:_MAX_COUNTS])
     return (
         f"no step that all {len(traces)} ranks have ({counts}): the job ended before its first step, steps were not "
-        f"marked, or files are mixed{f': if it trains, {MARK_STEPS}' if trains_unseen else ''}"
+        f"marked, or files are mixed{f' (steps {seen})' if seen else ''}"
+        f"{f': if it trains, {MARK_STEPS}' if trains_unseen else ''}"
     )
 
 

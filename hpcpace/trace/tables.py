@@ -7,6 +7,7 @@ bounds can also be wrong, but that only harms the figures of their own rank.
 from __future__ import annotations
 
 import dataclasses
+import re
 import signal
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +20,9 @@ from numpy.typing import NDArray
 
 from hpcpace.core.detail import MAX_RANKS
 from hpcpace.trace.schema import DEVICE_BEGIN_COLUMN, DEVICE_END_COLUMN, ErrorPart, EventKind, ExitKind, TraceHeader
+
+_NUM_FOUND = re.compile(r"^\d+ steps? ")
+"""At the beginning of how steps were found: how many there were when the way was found."""
 
 
 class Table(Mapping[str, NDArray[Any]]):
@@ -156,6 +160,16 @@ class RankTrace:
     def start(self) -> tuple[str, int]:
         """The run and the attempt that it is of."""
         return self.header.run_id, self.header.attempt
+
+    @property
+    def step_source(self) -> tuple[int, str]:
+        """How many updates were out of order, and how steps were found, in words; empty where nothing says it."""
+        events = self.tables.get("events")
+        rows = np.flatnonzero(events["kind"] == EventKind.STEP_SOURCE) if events is not None else np.zeros(0, np.int64)
+        if events is None or not len(rows):
+            return 0, ""
+        text = bytes(events["text"][rows[-1]]).decode(errors="replace").rstrip("\0")
+        return int(events["code"][rows[-1]]), _NUM_FOUND.sub("", text)
 
     @property
     def has_no_steps(self) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypedDict, TypeVar
@@ -44,7 +43,7 @@ from hpcpace.metrics.topology import Topology
 from hpcpace.metrics.waits import blocks_of
 from hpcpace.trace.attempt_reader import read_attempt, world_size_of
 from hpcpace.trace.reader import RankTrace, Table
-from hpcpace.trace.schema import EventKind, StepFlag
+from hpcpace.trace.schema import StepFlag
 
 _Key = TypeVar("_Key", str, int)
 
@@ -127,7 +126,6 @@ def place_excess(excess: WorkExcess, places: Topology, spot: Hotspot) -> tuple[f
 
 
 _SEE = "see --step-from"
-_NUM_FOUND = re.compile(r"^\d+ steps? ")
 _MAX_COUNTS = 3  # display: numbers of steps in a warning
 _MAX_BLOCKS, _MIN_BLOCK_STEPS = 20, 8  # statistics: blocks of a comparison, and steps that give each rank an error
 _MAX_STACKS, _MAX_FRAMES, _MAX_LINKS = 8, 32, 16  # display: of a hang
@@ -202,9 +200,7 @@ def step_sources(traces: Sequence[RankTrace]) -> tuple[str, ...]:
 
     The number of steps in it is left out: it is that of the time when the way was found.
     """
-    ranks = _grouped(
-        (text, trace.header.rank) for trace in traces if (text := _NUM_FOUND.sub("", _last_source(trace)[1]))
-    )
+    ranks = _grouped((text, trace.header.rank) for trace in traces if (text := trace.step_source[1]))
     ways = sorted(ranks, key=lambda text: -len(ranks[text]))
     return tuple(ways) if len(ways) < 2 else tuple(f"{text} ({rank_list(ranks[text])})" for text in ways)
 
@@ -235,7 +231,7 @@ def step_warnings(
         )
     if (uneven := _uneven_counts(traces)) is not None:
         found.append(f"ranks recorded different numbers of steps ({uneven}): they may not count the same; {_SEE}")
-    irregular = max((_last_source(trace)[0] / max(len(trace.tables["steps"]), 1) for trace in traces), default=0.0)
+    irregular = max((trace.step_source[0] / max(len(trace.tables["steps"]), 1) for trace in traces), default=0.0)
     if irregular >= limits.irregular_share:
         found.append(f"updates out of order, {percent(irregular)} of the steps: some may be miscounted; {_SEE}")
     return tuple(found)
@@ -258,15 +254,6 @@ def _uneven_counts(traces: Sequence[RankTrace]) -> str | None:
     ways = sorted(_grouped((count, rank) for rank, count in counts.items()).items(), key=lambda item: -len(item[1]))
     more = [plural(len(ways) - _MAX_COUNTS, "further number")] if ways[_MAX_COUNTS:] else []
     return listed([*(f"{count} on {rank_list(of)}" for count, of in ways[:_MAX_COUNTS]), *more])
-
-
-def _last_source(trace: RankTrace) -> tuple[int, str]:
-    """Return the number of updates out of order and the text of the last row on how steps were found."""
-    events = trace.tables.get("events")
-    rows = np.flatnonzero(events["kind"] == EventKind.STEP_SOURCE) if events is not None else np.zeros(0, np.int64)
-    if events is None or not len(rows):
-        return 0, ""
-    return int(events["code"][rows[-1]]), bytes(events["text"][rows[-1]]).decode(errors="replace").rstrip("\0")
 
 
 def share_figures(run: JudgedAttempt) -> Shares:

@@ -10,7 +10,7 @@ from hpcpace.core.errors import CannotTell
 from hpcpace.diagnosis.credible import ranks_with_common_steps
 from hpcpace.diagnosis.incomplete import MARK_STEPS
 from hpcpace.diagnosis.measure import Selection, measure
-from hpcpace.trace.schema import TABLES, StepFlag, TraceHeader
+from hpcpace.trace.schema import TABLES, EventKind, StepFlag, TraceHeader
 from hpcpace.trace.tables import RankTrace, Table
 
 NUM_STEPS, NUM_WARMUP = 10, 2
@@ -82,3 +82,12 @@ def test_each_of_many_ranks_without_common_steps_is_named():
     _, said = ranks_with_common_steps(traces(dict.fromkeys(range(10), 10), num_ranks=16), Selection())
     assert len(said) == 10
     assert all("shares none of its" in sentence for sentence in said)
+
+
+def test_where_no_step_was_seen_the_error_says_what_was():
+    found = traces(dict.fromkeys(range(2), 10), 2)
+    rows = np.zeros(1, TABLES["events"].dtype)
+    rows["kind"], rows["text"] = EventKind.STEP_SOURCE, b"0 steps by unknown: gradients add up"
+    tables = {**found[1].tables, "events": Table.from_rows(rows)}
+    with pytest.raises(CannotTell, match=r"or files are mixed \(steps by unknown: gradients add up\): if it trains"):
+        measure([found[0], replace(found[1], tables=tables)], Selection())
