@@ -204,7 +204,8 @@ def excess_use(
     def excess(of_ranks: Floats) -> float:
         return float(of_ranks[slow].mean() - np.median(of_ranks[others]))
 
-    queued, idle = (each[:, parts].sum(axis=1) for each in (use.queued_ns, use.idle_ns))
+    idle_ns = np.where(use.is_part_known, use.idle_ns, use.own_ns)  # at most
+    queued, idle = (each[:, parts].sum(axis=1) for each in (use.queued_ns, idle_ns))
     others_ns = np.nan_to_num(others_ns)
     cost = 1.0 if is_placed else float(np.clip(np.median((idle / np.maximum(others_ns, _TINY))[others]), 0.0, 1.0))
     hidden = max(min(excess(idle), cost * excess(others_ns)), 0.0)
@@ -220,9 +221,15 @@ def excess_use(
 
 
 def _compared(use: WorkUse, slow: Bools, others: Bools) -> tuple[Bools, Bools]:
-    """Return which others some ranks are compared with, and the parts of work in which all of these are known."""
-    parts = np.asarray(use.is_part_known[slow].all(axis=0) & use.is_part_known[others].any(axis=0))
-    known = others & use.is_part_known[:, parts].all(axis=1)
+    """Return which others some ranks are compared with, and the parts of work in which all of these are known.
+
+    Known enough is also a part in which the others do less in all than these ranks idle, as where they are blocked in
+    communication for most of it.
+    """
+    is_less = use.own_ns < use.idle_ns[slow].min(axis=0, initial=np.inf)
+    is_known = use.is_part_known | is_less
+    parts = np.asarray(use.is_part_known[slow].all(axis=0) & is_known[others].any(axis=0))
+    known = others & is_known[:, parts].all(axis=1)
     if not known.any():  # each of the others has another part that is not known
-        known, parts = others, np.asarray(parts & use.is_part_known[others].all(axis=0))
+        known, parts = others, np.asarray(parts & is_known[others].all(axis=0))
     return known, parts

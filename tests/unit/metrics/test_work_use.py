@@ -121,3 +121,19 @@ def test_a_fault_in_a_known_part_is_found_where_most_of_the_work_is_not_known() 
     split = excess_use(found, np.zeros(2), slow, ~slow)
     assert split is not None
     assert (split.excess_ns, split.beyond_ns, split.usual_ns) == (429 * MS, 486 * MS, 1085 * MS)
+
+
+def test_a_rank_that_idles_in_a_phase_in_which_the_others_are_blocked_is_late_by_at_least_the_rest() -> None:
+    """As where gradients are reduced inside backward: the others wait there, so it is not known how they spend 2 ms."""
+    found = WorkUse(
+        own_ns=np.array([[3.0, 2.0], [3.0, 81.0]]) * MS,
+        running_ns=np.array([[3.0, 0.0], [3.0, 1.0]]) * MS,
+        queued_ns=np.zeros((2, 2)),
+        error_ns=np.full(2, 0.1 * MS),
+        num_seconds=np.full(2, 8),
+        is_part_known=np.array([[True, False], [True, True]]),
+    )
+    slow = np.arange(2) == 1
+    split = excess_use(found, np.zeros(2), slow, ~slow)
+    assert split is not None
+    assert (split.excess_ns, split.idle_ns, split.unknown_ns, split.beyond_ns) == (79 * MS, 78 * MS, 0, 79 * MS)
