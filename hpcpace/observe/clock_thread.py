@@ -94,6 +94,12 @@ class ClockThread:
             if self._is_dropped or not self._compare():
                 break
 
+    def _ends(self) -> bool:
+        """Return whether this rank ends by an error, which a rank that has left may have been the first sign of."""
+        if threading.current_thread() is self._thread:
+            self._is_leaving.wait(_GRACE_S)
+        return self._is_dropped
+
     def _compare(self) -> bool:
         recent_ns = [*self._recent_ns]
         length = statistics.median if len(recent_ns) == _NUM_RECENT_STEPS else min
@@ -103,7 +109,7 @@ class ClockThread:
             sample = self._sync.sync(standing, until_ns=self._until_ns)
             self._add(sample)
         except ClockSyncError as error:
-            if not self._is_dropped:
+            if not self._ends():
                 self._warn(f"clock comparisons stop: {error}; times of different hosts lose precision from here on")
             return False
         except Exception as error:  # the boundary of this thread: the job does not depend on it

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from collections import deque
 from collections.abc import Hashable
 from functools import partial
 from typing import Any, NamedTuple
@@ -50,6 +51,7 @@ class Optimizers:
 
     def __init__(self) -> None:
         self._known: dict[int, tuple[weakref.ref[Any] | None, OptimizerKey]] = {}
+        self._gone: deque[tuple[int, _Free]] = deque()
         self._by_parameters: dict[Hashable, _Free] = {}
         self._by_kind: dict[Hashable, dict[int, _Free]] = {}
         self._free: dict[int, _Free] = {}
@@ -60,7 +62,7 @@ class Optimizers:
     @property
     def num_known(self) -> int:
         """How many optimizers are remembered."""
-        return len(self._known) + len(self._free)
+        return len(self._known) + len(self._gone) + len(self._free)
 
     @property
     def have_stepped(self) -> bool:
@@ -70,6 +72,8 @@ class Optimizers:
     def key_of(self, optimizer: Any) -> OptimizerKey:
         """Return what an optimizer is to the steps, and note that it steps."""
         identity = id(optimizer)
+        while self._gone:
+            self._forget(*self._gone.popleft())
         self._stepped.add(identity)
         reference, key = self._known.get(identity, (None, None))
         if key is not None and (reference is None or reference() is optimizer):
@@ -78,7 +82,8 @@ class Optimizers:
         number = self._number_of(parameters, kind)
         key = OptimizerKey(number, kind, number if parameters is None else parameters)
         try:
-            gone = partial(self._forget, identity, _Free(number, kind, parameters))
+            # It may end at any moment, also in the middle of what happens here.
+            gone = partial(_note, self._gone, (identity, _Free(number, kind, parameters)))
             self._known[identity] = weakref.ref(optimizer, gone), key
         except TypeError:  # a class with slots: it counts as one that exists for ever
             self._known[identity] = None, key
@@ -103,8 +108,8 @@ class Optimizers:
         self._take(free)
         return free.number
 
-    def _forget(self, identity: int, free: _Free, _: object) -> None:
-        """Let another optimizer take the place of one that is gone; called wherever it ends, in any thread."""
+    def _forget(self, identity: int, free: _Free) -> None:
+        """Let another optimizer take the place of one that is gone."""
         self._known.pop(identity, None)
         self._free[free.number] = free
         self._by_kind.setdefault(free.kind, {})[free.number] = free
@@ -121,6 +126,10 @@ class Optimizers:
         of_kind.pop(free.number, None)
         if not of_kind:
             self._by_kind.pop(free.kind, None)
+
+
+def _note(gone: deque[tuple[int, _Free]], which: tuple[int, _Free], _: object) -> None:
+    gone.append(which)
 
 
 def name_of(optimizer: Any) -> str:

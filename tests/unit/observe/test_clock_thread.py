@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
+
+from hpcpace.core.errors import ClockSyncError
 from hpcpace.observe.clock_thread import ClockThread
 from hpcpace.world.clock import Agreement, ClockSample, Standing
 
@@ -20,6 +23,32 @@ class _Sync:
     def sync(self, standing: Standing, *, until_ns: int | None = None) -> ClockSample:
         self.agreement = self.found.pop(0)
         return ClockSample(0, 0, 0, 0, 0, 0)
+
+
+class _Left(_Sync):
+    """One comparison, and then the other rank has left; in a thread."""
+
+    works_in_any_thread = True
+
+    def sync(self, standing: Standing, *, until_ns: int | None = None) -> ClockSample:
+        if not self.found:
+            raise ClockSyncError("rank 1 has left")
+        return super().sync(standing, until_ns=until_ns)
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("ends_by_error", [True, False])
+def test_that_a_rank_has_left_is_a_warning_unless_this_one_ends_by_it(ends_by_error: bool) -> None:
+    warnings: list[str] = []
+    sync = _Left()
+    sync.found = [_agreed(10, 1)]
+    clocks = ClockThread(sync, add=lambda sample: None, notice=lambda: (0, 0, 0, 0), warn=warnings.append)
+    clocks.start(0)
+    clocks.close(in_order=not ends_by_error)
+    expected = "clock comparisons stop: rank 1 has left; times of different hosts lose precision from here on"
+    assert warnings == ([] if ends_by_error else [expected])
 
 
 def _thread(sync: _Sync) -> ClockThread:
