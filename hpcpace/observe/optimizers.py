@@ -45,8 +45,9 @@ class Optimizers:
     """Numbers the optimizers of a job.
 
     One takes over the number of an optimizer that no longer exists: of the one that updated the same parameters, or
-    else of one of the same kind. Two that exist at the same time have two numbers: an inner and an outer one may update
-    the same parameters, and two models of an ensemble have the same shapes.
+    else of one of the same kind, or else, where none is left, of the one that ended last. Two that exist at the same
+    time have two numbers: an inner and an outer one may update the same parameters, and two models of an ensemble have
+    the same shapes.
     """
 
     def __init__(self) -> None:
@@ -102,6 +103,8 @@ class Optimizers:
 
     def _number_of(self, parameters: Hashable, kind: Hashable) -> int:
         free = self._by_parameters.get(parameters) or next(iter(self._by_kind.get(kind, {}).values()), None)
+        if free is None and not self._known and self._free:
+            free = next(reversed(self._free.values()))
         if free is None:
             self._num_numbers += 1
             return self._num_numbers

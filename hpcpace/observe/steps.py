@@ -129,6 +129,7 @@ class StepFinder:
         # Updates that must repeat before a pattern is believed: more each time one has proved wrong.
         self._num_wanted = 0
         self._is_blind = False  # the pattern was given up without any backward pass
+        self._past: set[Hashable] = set()  # the optimizers of earlier patterns
         self._others: dict[str, None] = {}  # classes of optimizers that are not in the pattern
         self._last_backward_ns = self._ended_ns = 0
 
@@ -350,6 +351,7 @@ class StepFinder:
         marks, self._marks = self._marks, []
         if self._pattern is not None:
             self._others |= dict.fromkeys(self._pattern.classes)
+            self._past.update(self._pattern.keys)
         self._pattern, self._position = pattern, 0
         begins_all = not self._ever_backward
         steps, ends_ns, is_begun = [0], [], False
@@ -371,7 +373,9 @@ class StepFinder:
     def _follow(self, mark: Mark, pattern: Pattern) -> None:
         is_new = pattern.identity_of(mark) not in pattern.keys and pattern.is_regular
         if mark.begins_update and (is_new or self._is_blind) and not self._marks:
-            self._num_wanted = min(max(2 * self._num_wanted, _UPDATES_FOR_IDLE), _MAX_UPDATES)
+            has_returned = pattern.identity_of(mark) in self._past  # else it may go on like this: phases, trials
+            num_wanted = 2 * self._num_wanted if has_returned else self._num_wanted
+            self._num_wanted = min(max(num_wanted, _UPDATES_FOR_IDLE), _MAX_UPDATES)
             self._is_blind = False
             self._learn(mark)  # the sequence is found anew from here on
         elif self._marks:

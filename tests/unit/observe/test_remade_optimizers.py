@@ -126,6 +126,27 @@ def two_clients_with_models_of_their_own() -> int:
     return 60
 
 
+def trials_of_several_widths() -> int:
+    """Train a model for a few updates, and then others of other shapes, as a search for hyperparameters does."""
+    for width in range(2, 10):
+        model = _model(width)
+        optimizer = Adam(model.parameters())
+        for _ in range(5):
+            _update(model, optimizer)
+    return 8 * 5
+
+
+def trials_that_are_kept() -> int:
+    kept = []
+    for width in range(2, 10):
+        model = _model(width)
+        optimizer = Adam(model.parameters())
+        for _ in range(12):
+            _update(model, optimizer)
+        kept.append(optimizer)
+    return 8 * 12
+
+
 def models_of_one_shape_that_train_in_turn() -> int:
     models = [_model() for _ in range(2)]
     optimizers = [SGD(model.parameters(), lr=0.1) for model in models]
@@ -189,6 +210,8 @@ LOOPS: dict[Callable[[], int], str] = {
     adam_and_sgd_take_turns_below_an_outer_one: "Adam, after each backward pass; at other times SGD",
     clients_with_models_of_their_own: "SGD, after each backward pass",
     two_clients_with_models_of_their_own: "SGD, after each backward pass",
+    trials_of_several_widths: "Adam, after each backward pass",
+    trials_that_are_kept: "Adam, after each backward pass",
     models_of_one_shape_that_train_in_turn: "SGD then SGD, in turn, each after its own backward pass",
     folds_with_adversaries: "Adam then Adam, in turn, each after its own backward pass",
     inner_and_outer_over_the_same_parameters: "SGD, after each backward pass",
