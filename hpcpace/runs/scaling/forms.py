@@ -337,7 +337,9 @@ def exposed(
     n = np.array([size.num_units for size in series.sizes], np.float64)
     forms = _forms(of)
     points = np.append(targets, n[-1])
-    transfer, _ = drawn(n, of.transfer_ns, np.hypot(errors, _TRANSFER_ERROR), forms, points, generator, TINY)
+    # Microseconds of launching on one unit would count as exact, and every form as one that misses them by far.
+    floor_ns = _OF_TRANSFER_ERROR * float(of.transfer_ns.max())
+    transfer, _ = drawn(n, of.transfer_ns, np.hypot(errors, _TRANSFER_ERROR), forms, points, generator, floor_ns)
     shares, parts, exponents = _chosen(of, errors, generator)
     window = of.window_ns[-1] * np.column_stack([work, np.ones(NUM_DRAWS)])
     hidden = _hidden(transfer, window, shares, parts, exponents)

@@ -49,6 +49,16 @@ def test_transfers_that_are_hidden_today_are_exposed_on_more_nodes(kind: str, se
     assert list(shares.values()) == sorted(shares.values())
 
 
+def test_microseconds_of_launching_on_one_node_do_not_hide_how_transfers_grow() -> None:
+    job, random = _hiding(0, "ddp", 0.7)
+    samples = [job.run(size, random) for size in SIZES]
+    alone = [replace(row, transfer_ns=5_000.0, exposed_ns=0.0) for row in samples[1].overlap or ()]
+    found = scaling_of([replace(samples[0], overlap=tuple(alone)), *samples[1:]])
+    low, high = found.predictions[-1].step_interval_ns
+    assert low <= (job.run(64, random).step_ns or 0.0) <= high < 1.6 * low
+    assert found.knee is not None and found.knee.num_units is not None
+
+
 def test_transfers_that_work_can_hide_on_all_sizes_stop_nothing() -> None:
     job, random = _hiding(4, "ddp", 0.23)
     found = scaling_of([job.run(size, random) for size in SIZES])
