@@ -9,17 +9,19 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from hpcpace.core.config import Config
 from hpcpace.core.errors import CannotTell
 from hpcpace.core.pool import Team, in_background
 from hpcpace.core.rundir import Attempt, RunDirectory
-from hpcpace.core.text import one_line
+from hpcpace.core.text import format_duration, listed, one_line, printable
 from hpcpace.core.thresholds import ThresholdValues
 from hpcpace.diagnosis.credible import CredibleRun, measure_credible_run
 from hpcpace.diagnosis.evidence import TABLES_USED
 from hpcpace.diagnosis.figures import causes, network, overview, probed
 from hpcpace.diagnosis.judged import JudgedAttempt, JudgedRun
-from hpcpace.diagnosis.measure import Selection
+from hpcpace.diagnosis.measure import Measured, Selection
 from hpcpace.diagnosis.plot_data import PlotData
 from hpcpace.diagnosis.plot_source import plot_data
 from hpcpace.diagnosis.records import AttemptRecords, ReadProbe, read_records
@@ -81,7 +83,7 @@ FIGURES: Mapping[str, Callable[[JudgedAttempt], Any]] = {
     "ranks": overview.rank_rows,
     "roles": overview.role_rows,
     "kinds": lambda run: run.measured.operations.kinds,
-    "clocks": lambda run: run.measured.clocks,
+    "clocks": lambda run: (run.measured.uncorrected or run.measured).clocks,
     "cut_off": lambda run: run.credible.incomplete,
     "settings": lambda run: asdict(run.thresholds),
     "thresholds": lambda run: run.config.of(ThresholdValues).table(),
@@ -245,6 +247,7 @@ def summary_of(judged: JudgedAttempt) -> Summary:
     remarks = (
         *near_misses(diagnosis, panels, hotspots, first, judged.config.of(ThresholdValues)),
         *remarks_of(figures["causes"], hosts, judged.config.of(ThresholdValues)),
+        *_clock_remarks(judged.measured),
         *audit_remarks(figures["audit"]),
     )
     return Summary(
@@ -257,6 +260,23 @@ def summary_of(judged: JudgedAttempt) -> Summary:
         sensitivity=sensitivity,
         **figures,
     )
+
+
+def _clock_remarks(measured: Measured) -> list[str]:
+    """Return which clocks operations of devices have corrected."""
+    samples = measured.uncorrected
+    if samples is None or samples.close_up is None:
+        return []
+    is_wrong = np.abs(samples.close_up.ahead_ns) > 2 * samples.halfwidth_ns
+    of_host = {
+        trace.header.host: ns
+        for trace, ns in zip(samples.timed.traces, samples.close_up.ahead_ns.tolist(), strict=True)
+    }
+    wrong = dict.fromkeys(
+        trace.header.host for trace, wrong in zip(samples.timed.traces, is_wrong, strict=True) if wrong
+    )
+    who = listed([f"{printable(host)} by {format_duration(abs(of_host[host]))}" for host in wrong])
+    return [f"clocks are wrong, {who}: operations of devices show it, and all times here are corrected by that"]
 
 
 def _jitter_and_sensitivity(judged: JudgedRun) -> tuple[Jitter | None, tuple[SensitivityRow, ...]]:

@@ -201,7 +201,6 @@ class Case:
         touches: which operations of the rebuilt steps pass some links, and which are alike; as `touching` returns them.
         crossing: groups that cross switches against those inside; None unless there are both.
         is_clock_wrong: whether a clock is proven wrong: transfers are not judged then.
-        are_clocks_aligned: whether operations of devices have corrected the clocks of the rebuilt steps.
         are_exits_early: whether many ranks leave operations before others enter, likewise: a clock may be wrong.
         rebuilt: steps of the panels, which show what stragglers and slow stages cost; None if they were not rebuilt.
         pace: returns the pace that hosts allow in some steps, some ranks among them; None where nobody asks.
@@ -230,7 +229,6 @@ class Case:
     touches: Callable[[Collection[str]], tuple[Bools, Ints]] | None = None
     crossing: Locality | None = None
     is_clock_wrong: bool = False
-    are_clocks_aligned: bool = False
     are_exits_early: bool = False
     rebuilt: Rebuilt | None = None
     pass_work: PassWork | None = None

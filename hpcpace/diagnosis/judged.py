@@ -186,8 +186,7 @@ class JudgedRun:
                 links=_widened(links, _collectives(groups) or groups, clocks.median_halfwidth_ns or 0.0),
                 touches=partial(touching, measured.close_up, places) if measured.close_up is not None else None,
                 crossing=locality(groups, places, min_steps),
-                is_clock_wrong=clocks.num_wrong > 0 or measured.are_clocks_contradicted,
-                are_clocks_aligned=measured.are_clocks_aligned,
+                is_clock_wrong=clocks.num_wrong > 0,
                 are_exits_early=are_exits_early(clocks, self.limits(ClockThresholds)),
                 rebuilt=measured.rebuilt if measured.stops.is_kept.all() else None,
                 pace=lambda step, rows: pace_of(

@@ -6,7 +6,7 @@ The summary, the plots and the scripts of analysis/ take their figures from here
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -16,7 +16,7 @@ from hpcpace.core.pool import Team
 from hpcpace.core.thresholds import ThresholdValues
 from hpcpace.diagnosis.clocks import DEVICE_ERROR_NS, ClockThresholds, clock_figures
 from hpcpace.diagnosis.close_up import CloseUp, data_variation_of, take_close_up
-from hpcpace.diagnosis.devices import has_device, idle_by_phase, is_host_timed, on_devices
+from hpcpace.diagnosis.devices import has_device, idle_by_phase, is_host_timed, is_on_device, on_devices
 from hpcpace.diagnosis.evidence import TimedTraces, timed_traces
 from hpcpace.diagnosis.finding import CpuQuota, Panels
 from hpcpace.diagnosis.host_pace import issue_ratio
@@ -74,6 +74,7 @@ class Measured:
         end_ns: the latest end of each, of ranks with a known clock, int64, (num_steps,).
         operations: the figures of the operations.
         thresholds: the numbers that decide.
+        uncorrected: the same by the samples of the clocks alone, where operations of devices have corrected them.
     """
 
     timed: TimedTraces
@@ -85,6 +86,7 @@ class Measured:
     end_ns: Ints
     operations: OperationFigures
     thresholds: ThresholdValues = field(default_factory=ThresholdValues)
+    uncorrected: Measured | None = None
 
     @property
     def parts(self) -> Floats:
@@ -193,17 +195,11 @@ class Measured:
         return take_close_up(streams, self.timed, self.common, self.role, self.thresholds)
 
     @property
-    def are_clocks_aligned(self) -> bool:
-        """Whether rebuilt steps are on clocks that operations of devices have corrected."""
-        return self.close_up is not None and bool(self.close_up.ahead_ns.any())
-
-    @property
     def are_clocks_contradicted(self) -> bool:
         """Whether operations of devices show that a clock is wrong by more than its samples allow."""
-        if self.close_up is None:
+        if not any(is_on_device(trace) for trace in self.timed.traces) or self.close_up is None:
             return False
-        allowed_ns = 2 * self.halfwidth_ns
-        return bool((np.abs(self.close_up.ahead_ns) > allowed_ns).any())
+        return bool((np.abs(self.close_up.ahead_ns) > 2 * self.halfwidth_ns).any())
 
     @cached_property
     def rebuilt(self) -> Rebuilt | None:
@@ -214,9 +210,7 @@ class Measured:
         that is not known cannot be rebuilt, nor can waits where a clock is wrong; without messages, all wait together,
         and own work alone tells what it costs.
         """
-        is_known = not self.host_timed and (
-            self.operations.has_messages or not self.clocks.num_wrong or self.are_clocks_aligned
-        )
+        is_known = not self.host_timed and (self.operations.has_messages or not self.clocks.num_wrong)
         close_up = self.close_up if is_known else None
         held_share = float(self.operations.panels.sent_ns.mean()) / max(float(self.times_ns.mean()), 1.0)
         if close_up is None or close_up.graph is None:
@@ -272,6 +266,8 @@ def measure(
 ) -> Measured:
     """Measure everything that the figures share, on devices where their times are known.
 
+    Where operations of devices contradict a clock, they correct it, and all is measured again.
+
     Args:
         traces: the readable traces, ascending by rank.
         selection: which steps to use.
@@ -287,7 +283,29 @@ def measure(
     used = selection.used(panel)
     if not used.any():
         raise CannotTell(_why_no_steps(traces, panel))
-    timed, chosen = timed_traces(traces), panel.select(used)
+
+    def measured(timed: TimedTraces) -> Measured:
+        return _measured(timed, panel, used, progress=progress, team=team, thresholds=thresholds)
+
+    found = measured(timed_traces(traces))
+    if found.close_up is None or not found.are_clocks_contradicted:
+        return found
+    ahead_ns = found.close_up.ahead_ns.tolist()
+    clocks = [clock.ahead_by(ns) for clock, ns in zip(found.timed.clocks, ahead_ns, strict=True)]
+    return replace(measured(replace(found.timed, clocks=clocks)), uncorrected=found)
+
+
+def _measured(
+    timed: TimedTraces,
+    panel: StepPanel,
+    used: Bools,
+    *,
+    progress: Callable[[int, int], None] | None,
+    team: Team | None,
+    thresholds: ThresholdValues,
+) -> Measured:
+    """Measure the used steps of a panel, by the clocks of the traces."""
+    chosen = panel.select(used)
     whole = timed.on_common_clock(panel)
     common = whole.select(used)
     # A rank whose clock is unknown cannot say when a step ended for the others.

@@ -14,14 +14,16 @@ import numpy as np
 from hpcpace.metrics import Bools, Floats, Ints
 from hpcpace.metrics.matching import Matching
 from hpcpace.metrics.operations import Operations, is_one_of
+from hpcpace.metrics.segments import DEVICE_ERROR_NS
 from hpcpace.trace.schema import ExitKind, Op
 
 _TOGETHER = (Op.ALL_REDUCE, Op.ALL_GATHER, Op.REDUCE_SCATTER)
 """Format: the operations that no member leaves long before another; parts of an all_to_all may be uneven."""
 _MIN_SEEN = 20
 """Statistics: operations of two hosts that show how their clocks differ."""
-_SHORT = 0.1
-"""Statistics: the share of messages that take less than those whose receivers were waiting."""
+_SHORT, _WAITED = 0.1, 1.5
+"""Statistics: the share of messages that last no longer than a transfer, and how many times as long those last whose
+receivers were waiting."""
 
 
 def clock_offsets_ns(operations: Operations, matching: Matching, host: Ints) -> Ints:
@@ -91,7 +93,7 @@ def _message_offsets_ns(
 ) -> dict[tuple[int, int], float]:
     """Return by how much the clock of the second of two hosts is ahead, where messages go both ways between them.
 
-    Only those whose receiver was waiting show how long they take, and these are the shortest.
+    Only those whose receiver was waiting show how long they take: these last longer for it than the shortest ones.
     """
     sender = np.full(len(matching.num_rows), -1)
     sends = np.flatnonzero(chosen & (operations.op == Op.SEND))
@@ -102,16 +104,17 @@ def _message_offsets_ns(
         return {}
     sends = sender[matching.instance[rows]]
     way_ns = operations.exit_ns[rows] - operations.enter_ns[sends]
+    lasted_ns = operations.exit_ns[rows] - operations.enter_ns[rows]
     keys = np.stack([host[sends], host[rows], operations.size_bytes[rows]])
     names, index = np.unique(keys, axis=1, return_inverse=True)
-    parts = np.split(way_ns[np.argsort(index, kind="stable")], np.cumsum(np.bincount(index))[:-1])
-    least_ns = {
-        tuple(name): float(np.quantile(part, _SHORT))
-        for name, part in zip(names.T.tolist(), parts, strict=True)
-        if len(part) >= _MIN_SEEN
-    }
+    parts = np.split(np.argsort(index, kind="stable"), np.cumsum(np.bincount(index))[:-1])
+    usual_ns: dict[tuple[int, ...], float] = {}
+    for name, part in zip(names.T.tolist(), parts, strict=True):
+        waited = part[lasted_ns[part] > _WAITED * np.quantile(lasted_ns[part], _SHORT) + DEVICE_ERROR_NS]
+        if len(waited) >= _MIN_SEEN:
+            usual_ns[tuple(name)] = float(np.median(way_ns[waited]))
     found: dict[tuple[int, int], list[float]] = {}
-    for (source, target, size), there_ns in least_ns.items():
-        if (target, source, size) in least_ns:
-            found.setdefault((source, target), []).append((there_ns - least_ns[target, source, size]) / 2)
+    for (source, target, size), there_ns in usual_ns.items():
+        if (target, source, size) in usual_ns:
+            found.setdefault((source, target), []).append((there_ns - usual_ns[target, source, size]) / 2)
     return {pair: float(np.median(ahead_ns)) for pair, ahead_ns in found.items()}

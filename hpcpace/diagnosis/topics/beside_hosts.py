@@ -92,9 +92,7 @@ def _alone(
     ranks = sorted({rank for each in found for rank in each.ranks})
     change = Change(kind="stragglers", id=ranks[0], ranks=tuple(ranks))
     cost = case.cost(case.steps.gain(change), _usual_error(case, found))
-    if (
-        case.is_clock_wrong and not case.are_clocks_aligned
-    ):  # so are the waits of rebuilt steps for messages, and own work needs no clock
+    if case.is_clock_wrong:  # so are the waits of rebuilt steps for messages, and own work needs no clock
         whole = max(by_work(found), 0.0)
         cost = Estimate(value=whole, low=min(cost.low, whole), high=max(cost.high, whole))
     share = max(cost.value, 0.0)

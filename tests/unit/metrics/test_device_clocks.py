@@ -43,18 +43,23 @@ def test_a_clock_is_ahead_by_as_much_as_collectives_of_devices_seem_to_end_later
     assert offsets_ms(ranks, num_ranks=3, is_on_device=is_on_device) == pytest.approx(expected)
 
 
-def test_a_clock_is_ahead_by_half_of_what_messages_take_longer_to_it_than_back():
-    """Both are received by a rank that waits; a sender may be done before."""
+@pytest.mark.parametrize("is_receiver_late", [False, True])
+def test_a_clock_is_ahead_by_half_of_what_messages_take_longer_to_it_than_back(is_receiver_late):
+    """Where receivers were waiting: what a late one takes says when it came."""
 
     def of_rank(rank):
         ahead = rank * AHEAD_MS
 
         def of_step(step):
-            there = (20, 21) if rank == 0 else (10, 22)
-            back = (40, 62) if rank == 0 else (60, 61)
+            waits_ms = 10 if step % 3 else 0
+            there = (20, 21) if rank == 0 else (20 - waits_ms, 22)
+            back = (60 - waits_ms, 62) if rank == 0 else (40 if is_receiver_late else 60, 61)
+            if is_receiver_late and rank == 0:
+                back = (60, 62)
             places = [(there, Op.SEND if rank == 0 else Op.RECV), (back, Op.RECV if rank == 0 else Op.SEND)]
             return [row(step, step, op, 1 - rank, first + ahead, last + ahead) for (first, last), op in places]
 
         return of_step
 
-    assert offsets_ms([of_rank(0), of_rank(1)], num_ranks=2) == pytest.approx([0, AHEAD_MS])
+    expected = [0, 0 if is_receiver_late else AHEAD_MS]
+    assert offsets_ms([of_rank(0), of_rank(1)], num_ranks=2) == pytest.approx(expected)
