@@ -233,7 +233,11 @@ class JudgedRun:
         verdict = with_gpus(verdict, differences, self.diagnosis.late_ranks, hosts)
         verdict = with_end(verdict, self.credible.end, hosts)
         judged = self.credible.judged_steps
-        return replace(verdict, headline=f"{verdict.headline}; {judged}") if judged else verdict
+        if not judged:
+            return verdict
+        find_out = "find out why a trace ends before the others: the list of what is missing, below, says more"
+        next_ = verdict.next if verdict.findings else (find_out,)
+        return replace(verdict, headline=f"{verdict.headline}; {judged}", next=next_)
 
 
 @dataclass(frozen=True, kw_only=True)

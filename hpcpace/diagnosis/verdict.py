@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 from enum import Enum, auto
 from typing import NamedTuple, assert_never
 
+import numpy as np
+
 from hpcpace.core.text import listed, percent, place_name, plural, rank_list
 from hpcpace.core.thresholds import Thresholds, ThresholdValues, number
 from hpcpace.diagnosis.finding import MAX_NAMED, Case, DiagnosisFinding, Evidence, Panels, Said, first_ranks
@@ -450,10 +452,11 @@ def _small_losses(case: Case) -> tuple[SmallLoss, ...]:
     panels, least = case.panels, case.thresholds.of(HealthyThresholds).small_share
     parts = {
         "exposed transfers take": panels.transfer_ns,
-        "waits for other ranks take": panels.wait_ns,
         "garbage collection takes": panels.gc_ns,
         "idle devices that wait for their hosts take": panels.host_ns,
     }
+    if len(np.unique(panels.stage)) == 1:  # the bubble of a pipeline is its own remark
+        parts["waits for other ranks take"] = panels.wait_ns
     found = [SmallLoss(words=words, share=float(of.mean()) / panels.mean_length_ns) for words, of in parts.items()]
     return tuple(sorted((each for each in found if each.share >= least), key=lambda each: -each.share))
 

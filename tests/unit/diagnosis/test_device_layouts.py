@@ -281,6 +281,7 @@ def test_stretches_with_a_collection_say_nothing_about_the_pace_of_hosts(monkeyp
 def test_what_is_judged_ends_where_a_trace_does(tmp_path):
     verdict, _ = judged(Layout(kind="ddp", kept_steps={3: 20}), tmp_path)
     assert verdict.headline.endswith("; judged are steps 3 to 19 of 50: the trace of rank 3 ends there")
+    assert verdict.next[0].startswith("find out why a trace ends before the others")
 
 
 @pytest.mark.parametrize(("factor", "num_ranks", "is_said"), [(2.6, 8, True), (1.05, 8, False), (2.6, 2, False)])
