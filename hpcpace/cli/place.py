@@ -81,8 +81,8 @@ def command(
 ) -> None:
     """Find hosts for the ranks of RUN with fewer bytes over the uplinks of leaf switches, and then between hosts.
 
-    Each host keeps how many ranks it has. `hpcpace help placement` says how bytes are counted. A placement that is as
-    good as the best one found is kept.
+    Each host keeps how many ranks it has. A placement that is as good as the best one found is kept. `hpcpace help
+    placement` says how bytes are counted, and how the step time is predicted; `--try` measures it.
 
     Exit codes: 0 fine; 2 bad input; 3 the run does not show it: it hung, lacks ranks or switches, or had one host.
     """

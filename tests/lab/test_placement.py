@@ -55,3 +55,23 @@ def test_uplinks_carry_the_bytes_that_a_placement_predicts(lab: Lab, uplink_byte
     assert 1 <= before / predicted["before"] < 1 + MOST_OVERHEAD
     assert 1 <= after / predicted["after"] < 1 + MOST_OVERHEAD
     assert predicted["after"] < 0.5 * predicted["before"]
+
+
+def test_a_trial_runs_the_job_with_both_placements(lab: Lab, queue: JobQueue, tmp_path: Path) -> None:
+    (tmp_path / "topology.conf").write_text(TOPOLOGY)
+    arguments = ("--steps", "16", "--mesh", "dp=2,pp=2", "--run-dir", tmp_path / "block")
+    options = ("-N4", "--ntasks-per-node=1", SCRIPT, *arguments)
+    first = queue.wait(queue.submit(*options, cwd=tmp_path, environ={"HPCPACE_AUDIT": "off"}), timeout_s=240)
+    assert first.state == "COMPLETED", first.output.read_text()
+    hpcpace = (sys.executable, "-P", "-m", "hpcpace", "place", tmp_path / "block")
+    done = lab.run(*map(str, (*hpcpace, "--topology", tmp_path / "topology.conf", "--try", tmp_path / "trial")))
+    assert done.returncode == 0, done.stderr
+    job = queue.wait(queue.submit(tmp_path / "trial" / "trial.sh", cwd=tmp_path), timeout_s=600)
+    log = job.output.read_text()
+    assert "hpcpace compare" in log and "3 repeats" not in log.partition("hpcpace compare")[2], log
+    runs = tmp_path / "trial" / str(job.job_id)
+    for side in ("before", "after"):
+        hosts = (tmp_path / "trial" / f"{side}.txt").read_text().split()
+        for number in (1, 2, 3):
+            record = json.loads((runs / f"{side}-{number}" / "attempt-0" / "run.json").read_text())
+            assert [one["host"] for one in sorted(record["ranks"], key=lambda one: one["rank"])] == hosts
