@@ -19,7 +19,7 @@ from hpcpace.diagnosis.close_up import CloseUp
 from hpcpace.diagnosis.judged import JudgedAttempt
 from hpcpace.metrics import Bools, Floats, Ints
 from hpcpace.metrics.critical_path import blocked_before_exit_ns, critical_path
-from hpcpace.metrics.operations import Operations, is_one_of, op_name
+from hpcpace.metrics.operations import MESSAGES, Operations, is_one_of, op_name
 from hpcpace.metrics.phases import EXPOSED_TRANSFER, CoveredTime
 from hpcpace.metrics.resampling import Estimate, moving_block_bootstrap
 from hpcpace.placement.assign import PlacementThresholds
@@ -236,21 +236,21 @@ def _ratio(means: Floats) -> Floats:
 
 
 def kinds_of(done: Operations, transfer_ns: Ints) -> tuple[Kinds, Ints]:
-    """Return the kinds of operations, and the kind of each row, int64, (num_operations,); -1 of unknown groups.
+    """Return the kinds of operations, and the kind of each row, int64, (num_operations,); -1 of unknown members.
 
     Args:
         done: the operations of all ranks.
         transfer_ns: of each, int64, (num_operations,).
     """
-    rows = np.flatnonzero(done.group >= 0)
-    is_message = is_one_of(done.op[rows], (Op.SEND, Op.RECV))
+    rows = np.flatnonzero((done.group >= 0) & ~(is_one_of(done.op, MESSAGES) & (done.peer < 0)))
+    is_message = is_one_of(done.op[rows], MESSAGES)
     keys = np.stack([done.op[rows], done.group[rows], np.where(is_message, done.rank[rows], -1), done.peer[rows]])
     found, first, index = np.unique(keys.astype(np.int64), axis=1, return_index=True, return_inverse=True)
     kind = np.full(len(done), -1)
     kind[rows] = index.ravel()
     parts = []
     for number, (op, group, rank, peer) in enumerate(found.T.tolist()):
-        if op in (Op.SEND, Op.RECV):
+        if op in MESSAGES:
             ends = (rank, peer) if op == Op.SEND else (peer, rank)
             parts.append((np.array([number]), *(np.array([end]) for end in ends), np.ones(1)))
         else:

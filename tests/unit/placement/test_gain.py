@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,8 @@ import pytest
 import hpcpace
 from experiments.synthetic_run import MS
 from hpcpace.metrics import Ints
-from hpcpace.placement.gain import Kinds, Loads
+from hpcpace.metrics.operations import MESSAGES, is_one_of
+from hpcpace.placement.gain import Kinds, Loads, kinds_of
 from hpcpace.placement.of_run import Placement, place_run
 from tests.placed_run import PlacedRun, layout_operations
 
@@ -84,3 +86,18 @@ def test_edges_within_a_host_or_below_a_switch_pass_no_link() -> None:
 def test_the_slower_of_both_links_decides() -> None:
     loads = Loads(host=np.array([2.0, 1.0]), uplink=np.array([0.0, 1.0]))
     assert loads.time_ns(1.0, 4.0).tolist() == [2.0, 4.0]
+
+
+def test_messages_are_edges_and_those_of_unknown_ranks_are_left_out(tmp_path: Path) -> None:
+    operations = layout_operations(2, 4, "pp", large=LARGE, small=SMALL)
+    written = PlacedRun(operations=operations, host=GROUPS_OVER_LEAVES, leaves=LEAVES).write(tmp_path / "run")
+    close_up = hpcpace.load(written.path).judged.measured.close_up
+    assert close_up is not None
+    done, transfer_ns = close_up.evidence.operations, close_up.evidence.waits.transfer_ns
+    found, kind = kinds_of(done, transfer_ns)
+    is_message = is_one_of(done.op, MESSAGES)
+    of_first = [found.kind.tolist().index(one) for one in kind[is_message].tolist()]
+    ends = np.sort(np.stack([found.source[of_first], found.destination[of_first]]), axis=0)
+    assert (ends == np.sort(np.stack([done.rank, done.peer])[:, is_message], axis=0)).all() and (kind >= 0).all()
+    unknown = replace(done, peer=np.where(is_message, -1, done.peer))
+    assert ((kinds_of(unknown, transfer_ns)[1] < 0) == is_message).all()
