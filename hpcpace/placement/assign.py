@@ -24,8 +24,9 @@ class PlacementThresholds(Thresholds, topic="placement"):
     """Least share by which bytes over uplinks, or else between hosts, must shrink: less is lost in a job's noise."""
     uplink_weight: float = number(16.0, "times", at_least=1)
     """What a byte over a level of uplinks costs, in bytes between hosts of a leaf: its ranks share uplinks."""
-    rate_error: float = number(0.2, "share")
-    """Part by which transfers on other links may take longer or shorter than predicted: it widens the interval."""
+    rate_error: float = number(0.4, "share")
+    """Part by which transfers on other links may take longer than predicted, or be predicted too long: it widens the
+    interval. Of three trials in the lab, whose ranks shared cores, one had transfers 38 % longer."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -186,9 +186,8 @@ class PathTransfers:
         if np.isnan(host_ns) or (np.isnan(uplink_ns) and (old.uplink + new.uplink).any()):
             return None
         before_ns, after_ns = (loads.time_ns(host_ns, uplink_ns) for loads in (old, new))
-        saved = [
-            self._saved(before_ns, after_ns * factor) for factor in (1, 1 + limits.rate_error, 1 - limits.rate_error)
-        ]
+        wrong = 1 + limits.rate_error
+        saved = [self._saved(before_ns, after_ns * factor) for factor in (1, wrong, 1 / wrong)]
         found = _estimate(saved[0], _ratio)
         low, high = (float(_ratio(one.mean(axis=0)[np.newaxis])[0]) for one in saved[1:])
         value = found.value
