@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,11 @@ from hpcpace.observe import joined
 from hpcpace.observe.node_local import NodeLocalTrace
 from hpcpace.pace.pacer import PacingRecord
 from hpcpace.studies.setups import StudyFolder
-from hpcpace.trace.schema import TABLES, TraceHeader
+from hpcpace.trace.schema import FORMAT_VERSION, PHASES_ON_CORES, TABLES, TraceHeader
 from hpcpace.train.checkpoint_folder import CHECKPOINT_SCHEMA, History, write_history
 
-DOC = (Path(__file__).parents[2] / "docs" / "recorded-data.md").read_text()
+DOCS = Path(__file__).parents[2] / "docs"
+DOC, FORMAT_DOC = (DOCS / "recorded-data.md").read_text(), (DOCS / "trace-format.md").read_text()
 SNAPSHOT_PARTS = [
     kind
     for kind in vars(facts).values()
@@ -58,14 +60,32 @@ def _fields_of(kind: Any) -> set[str]:
     return {item.name for item in dataclasses.fields(kind)}
 
 
+def _assert_documented(section: str, expected: Mapping[str, set[str]]) -> None:
+    """Check that the rows of a section have the expected fields, and say which row lacks which, or has too many."""
+    found = _fields_by_part(section)
+    for part in {*found, *expected}:
+        fields, wanted = found.get(part, set()), expected.get(part, set())
+        wrong = {"add": sorted(wanted - fields), "remove": sorted(fields - wanted)}
+        assert fields == wanted, f"docs/recorded-data.md, {section}, row {part}: {wrong}"
+
+
 def test_every_attribute_and_column_of_a_trace_is_documented() -> None:
     expected = {name: {*(table.dtype.names or ()), *(table.device.names or ())} for name, table in TABLES.items()}
-    assert _fields_by_part("RUN/attempt-N/trace/rank-NNNNN.h5") == {"header": _fields_of(TraceHeader), **expected}
+    _assert_documented("RUN/attempt-N/trace/rank-NNNNN.h5", {"header": _fields_of(TraceHeader), **expected})
+
+
+def test_the_format_of_traces_is_described_with_its_version_and_every_column() -> None:
+    text = FORMAT_DOC.replace("`PHASE_", "`data_")  # stands for each phase of own work
+    assert f"`MAJOR.MINOR`, here `{FORMAT_VERSION}`" in text, f"docs/trace-format.md: it is {FORMAT_VERSION} now"
+    phases = re.compile(rf"({'|'.join(phase.name.lower() for phase in PHASES_ON_CORES)})_(?=ns|cpu_ns|wait_ns)")
+    columns = {name for table in TABLES.values() for name in (*(table.dtype.names or ()), *(table.device.names or ()))}
+    missing = [name for name in sorted(columns) if f"`{phases.sub('data_', name)}`" not in text]
+    assert missing == [], "docs/trace-format.md does not describe these columns"
 
 
 def test_every_field_of_a_snapshot_is_documented() -> None:
     expected = {kind.__name__: _fields_of(kind) for kind in SNAPSHOT_PARTS}
-    assert _fields_by_part("RUN/attempt-N/snapshot/HOST.json") == expected
+    _assert_documented("RUN/attempt-N/snapshot/HOST.json", expected)
 
 
 def test_every_field_of_run_json_is_documented() -> None:
