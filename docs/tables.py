@@ -1,12 +1,13 @@
-"""Write the tables of options, settings and modules in the documents from the code.
+"""Write the tables of options, settings, modules and audit rules in the documents from the code.
 
     python docs/tables.py
 
 A table is between `<!-- options COMMAND -->` (or `COMMAND like OTHER`), `<!-- settings SECTION -->`,
-`<!-- thresholds all -->`, `<!-- glossary report -->`, `<!-- frame NAME -->` or `<!-- modules all -->` and
-`<!-- end -->`. Options come from the commands and their help texts, settings from the dataclass of each section and the
-text below each field, thresholds from the dataclasses of the modules that decide, terms from the glossary of the
-report, columns of frames from `hpcpace.frames.columns`, modules from the first line of their docstrings.
+`<!-- thresholds all -->`, `<!-- glossary report -->`, `<!-- frame NAME -->`, `<!-- modules all -->` or
+`<!-- rules all -->` and `<!-- end -->`. Options come from the commands and their help texts, settings from the
+dataclass of each section and the text below each field, thresholds from the dataclasses of the modules that decide,
+terms from the glossary of the report, columns of frames from `hpcpace.frames.columns`, modules from the first line of
+their docstrings, audit rules from rules.toml.
 tests/unit/test_documents.py fails while a table is not what this script would write.
 """
 
@@ -22,6 +23,8 @@ from typing import Any
 
 import click
 
+from hpcpace.audit.findings import Severity
+from hpcpace.audit.rulebook import BY_ID, Rule
 from hpcpace.cli import cli
 from hpcpace.cli.options import Option
 from hpcpace.core.config import section_class
@@ -30,7 +33,8 @@ from hpcpace.frames.columns import FRAMES
 from hpcpace.report.document import GLOSSARY
 
 FOLDER = Path(__file__).parent
-_KINDS = "options|settings|thresholds|glossary|frame|modules"
+_KINDS = "options|settings|thresholds|glossary|frame|modules|rules"
+_WIDTH = 120
 _TABLE = re.compile(rf"(<!-- ({_KINDS}) (.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -48,6 +52,7 @@ def with_tables(text: str) -> str:
         "glossary": glossary_table,
         "frame": frame_table,
         "modules": modules_table,
+        "rules": rules_text,
     }
     return _TABLE.sub(lambda found: f"{found[1]}{makers[found[2]](found[3])}\n{found[4]}", text)
 
@@ -118,6 +123,19 @@ def modules_table(_: str) -> str:
             for path in sorted(folder.glob("*.py"))
             if path.name != "__init__.py"
         ]
+    return "\n".join(lines)
+
+
+def rules_text(_: str) -> str:
+    """Return a section for each audit rule, in the order in which they run."""
+    return "\n\n".join(map(_rule_text, BY_ID.values()))
+
+
+def _rule_text(rule: Rule) -> str:
+    severities = ", ".join(f"{letter} ({Severity(letter).word})" for letter in rule.severities)
+    lines = [f"### {rule.id} {rule.title}", textwrap.fill(rule.why, _WIDTH, break_on_hyphens=False), ""]
+    for label, text in (("Severities", severities), ("Reads", rule.reads), ("Fix", rule.fix)):
+        lines += textwrap.wrap(f"- {label}: {text}", _WIDTH, subsequent_indent="  ", break_on_hyphens=False)
     return "\n".join(lines)
 
 
