@@ -48,3 +48,14 @@ def test_more_tests_than_the_floor_are_fine() -> None:
 def test_what_is_written_is_read_again() -> None:
     kept = {"test": Counter(a=1, b=2), "test-lab": Counter(c=3)}
     assert floors.read_floors(floors.written(kept)) == kept
+
+
+def test_the_floors_know_each_module_that_runs_before_a_landing() -> None:
+    known = {module for modules in floors.read_floors(floors.FLOORS.read_text()).values() for module in modules}
+    paths = [path for path in (floors.ROOT / "tests").rglob("test_*.py") if path.parent.name != "gpu"]
+    name_of = {path: ".".join(path.relative_to(floors.ROOT).with_suffix("").parts) for path in paths}
+    wanted = {name for path, name in name_of.items() if "mark.nightly" not in path.read_text()}
+    assert sorted(wanted - known) == [], (
+        "add `TIER MODULE NUMBER` for each to .ci/floors.txt, NUMBER of tests that pass"
+    )
+    assert sorted(known - set(name_of.values())) == [], "remove the lines of these from .ci/floors.txt"
