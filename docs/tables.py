@@ -1,13 +1,14 @@
-"""Write the tables of options, settings, modules and audit rules in the documents from the code.
+"""Write the tables in the documents from the code.
 
     python docs/tables.py
 
 A table is between `<!-- options COMMAND -->` (or `COMMAND like OTHER`), `<!-- settings SECTION -->`,
-`<!-- thresholds all -->`, `<!-- glossary report -->`, `<!-- frame NAME -->`, `<!-- modules all -->` or
-`<!-- rules all -->` and `<!-- end -->`. Options come from the commands and their help texts, settings from the
-dataclass of each section and the text below each field, thresholds from the dataclasses of the modules that decide,
-terms from the glossary of the report, columns of frames from `hpcpace.frames.columns`, modules from the first line of
-their docstrings, audit rules from rules.toml.
+`<!-- thresholds all -->`, `<!-- glossary report -->`, `<!-- frame NAME -->`, `<!-- modules all -->`,
+`<!-- rules all -->` or `<!-- numbers all -->` and `<!-- end -->`. Options come from the commands and their help texts,
+settings from the dataclass of each section and the text below each field, thresholds from the dataclasses of the
+modules that decide, terms from the glossary of the report, columns of frames from `hpcpace.frames.columns`, modules
+from the first line of their docstrings, audit rules from rules.toml, numbers of findings from the docstrings of their
+evidence.
 tests/unit/test_documents.py fails while a table is not what this script would write.
 """
 
@@ -17,6 +18,7 @@ import ast
 import dataclasses
 import inspect
 import re
+import sys
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -29,12 +31,15 @@ from hpcpace.cli import cli
 from hpcpace.cli.options import Option
 from hpcpace.core.config import section_class
 from hpcpace.core.thresholds import declared
+from hpcpace.diagnosis.diagnose import TOPICS
+from hpcpace.diagnosis.finding import Evidence
 from hpcpace.frames.columns import FRAMES
 from hpcpace.report.document import GLOSSARY
 
 FOLDER = Path(__file__).parent
-_KINDS = "options|settings|thresholds|glossary|frame|modules|rules"
+_KINDS = "options|settings|thresholds|glossary|frame|modules|rules|numbers"
 _WIDTH = 120
+_NUMERIC = ("int", "float", "int | None", "float | None")
 _TABLE = re.compile(rf"(<!-- ({_KINDS}) (.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -53,6 +58,7 @@ def with_tables(text: str) -> str:
         "frame": frame_table,
         "modules": modules_table,
         "rules": rules_text,
+        "numbers": numbers_table,
     }
     return _TABLE.sub(lambda found: f"{found[1]}{makers[found[2]](found[3])}\n{found[4]}", text)
 
@@ -137,6 +143,43 @@ def _rule_text(rule: Rule) -> str:
     for label, text in (("Severities", severities), ("Reads", rule.reads), ("Fix", rule.fix)):
         lines += textwrap.wrap(f"- {label}: {text}", _WIDTH, subsequent_indent="  ", break_on_hyphens=False)
     return "\n".join(lines)
+
+
+def numbers_table(_: str) -> str:
+    """Return the numeric fields of each evidence by mode, as its docstring describes them."""
+    own = [kind for topic in TOPICS for kind in vars(sys.modules[topic.find.__module__]).values()]
+    kinds = {kind for kind in own if inspect.isclass(kind) and issubclass(kind, Evidence)}
+    rows = sorted(_evidence_row(kind) for kind in kinds if not inspect.isabstract(kind))
+    return "\n".join(["| mode | finding | numbers |", "|---|---|---|", *(f"| {' | '.join(row)} |" for row in rows)])
+
+
+def _evidence_row(kind: type[Evidence]) -> tuple[str, str, str]:
+    mode: Any = inspect.getattr_static(kind, "mode")
+    wanted = {str(field.name) for field in dataclasses.fields(kind) if field.type in _NUMERIC}
+    texts = {names: text for each in reversed(kind.mro()) for names, text in _described(each, "Attributes").items()}
+    if "numbers" in vars(kind):
+        texts = _described(kind.numbers, "Returns")
+        wanted = {name for names in texts for name in names}
+    cells = []
+    for names, text in texts.items():
+        if own := [name for name in names if name in wanted]:
+            cells.append(f"{', '.join(f'`{name}`' for name in own)}: {text}")
+            wanted.difference_update(own)
+    if wanted:
+        raise SystemExit(f"{kind.__name__}: its docstring must say below Attributes what {sorted(wanted)} are")
+    finding = (inspect.getdoc(kind) or "").partition("\n")[0]
+    return (
+        _cell(mode if isinstance(mode, str) else (inspect.getdoc(mode) or "").lower()),
+        _cell(finding),
+        _cell("; ".join(cells)),
+    )
+
+
+def _described(of: Any, heading: str) -> dict[tuple[str, ...], str]:
+    """Return the texts below a heading of a docstring, by the names that each describes together."""
+    part = (inspect.cleandoc(of.__doc__ or "")).partition(f"{heading}:\n")[2]
+    entries = re.findall(r"^ {4}(\w[\w, ]*): (.*(?:\n {8}.*)*)", part, re.MULTILINE)
+    return {tuple(names.split(", ")): _cell(" ".join(text.split())) for names, text in entries}
 
 
 def _first_line(path: Path) -> str:

@@ -96,7 +96,7 @@ TABLES = _tables()
 
 def test_documents_have_tables_from_the_code() -> None:
     names = {path.name for path in TABLES.documents()}
-    assert {"audit-rules.md", "cli.md", "settings.md", "pacing.md", "diagnosis.md"} <= names
+    assert {"audit-rules.md", "cli.md", "settings.md", "pacing.md", "diagnosis.md", "summary.md"} <= names
 
 
 @each_case("path", TABLES.documents(), ids=lambda path: path.name)
@@ -225,7 +225,9 @@ def test_each_mode_has_its_section() -> None:
     own = [kind for topic in TOPICS for kind in vars(sys.modules[topic.find.__module__]).values()]
     kinds = [kind for kind in own if isinstance(kind, type) and issubclass(kind, Evidence)]
     modes = {str(mode) for mode in (*Mode, *(vars(kind).get("mode") for kind in kinds)) if isinstance(mode, str)}
-    assert [mode for mode in sorted(modes) if f"\n## {mode}\n" not in DIAGNOSIS_DOC] == []
+    assert [mode for mode in sorted(modes) if f"\n## {mode}\n" not in DIAGNOSIS_DOC] == [], (
+        "docs/diagnosis.md needs a section `## MODE` of each"
+    )
 
 
 def test_the_citation_is_of_this_version() -> None:

@@ -113,7 +113,11 @@ class EventEvidence(RecurringEvidence):
 
 @dataclass(frozen=True, kw_only=True)
 class CollectionEvidence(Evidence):
-    """Garbage collection; `share` is that of the rank that collects longest in each step, of the step time."""
+    """Garbage collection.
+
+    Attributes:
+        share: that of the rank that collects longest in each step, of the step time.
+    """
 
     mode: ClassVar[str] = Mode.RUNTIME
     variety: ClassVar[str] = "garbage collection"

@@ -125,7 +125,22 @@ class FlowEvidence(Evidence):
         return bool(self.fault.steps)
 
     def numbers(self) -> dict[str, float]:
-        """Return the figures by name."""
+        """Return the figures of the worst link by name.
+
+        Returns:
+            effect: by which share connections over it take longer for their bytes than others.
+            share: exposed transfer, or the time for which links hold connections up, as a share of the step time.
+            slow_bytes_per_s, usual_bytes_per_s: rate of the slowest of these connections while it was busy, and of
+                others of its kind.
+            foreign_bytes_per_s: foreign traffic on it; 0 where none is known.
+            repeats, others_repeats: share of segments that these connections sent again, and that of the others.
+            duplicates: part of the segments sent again that had arrived before; 0 also where not known.
+            stalls: share of the time for which they stood still.
+            segment_bytes, usual_segment_bytes: largest payload of their segments, and of those of others; 0 unknown.
+            flows: how many connections it holds up.
+            latency_ms: what it adds to each round trip; 0 where that is not the fault.
+            first_step, last_step: of a fault in a part of the run.
+        """
         fault = self.fault
         found = {
             "effect": fault.effect.value,

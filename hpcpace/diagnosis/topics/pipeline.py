@@ -44,7 +44,11 @@ class PipelineThresholds(Thresholds, topic="pipeline"):
 
 @dataclass(frozen=True, kw_only=True)
 class ImbalanceEvidence(StagedEvidence):
-    """Pipeline stages with more work than the others; `effect` is the excess of the first as a share of their work."""
+    """Pipeline stages with more work than the others.
+
+    Attributes:
+        effect: the excess of the first as a share of their work.
+    """
 
     mode: ClassVar[str] = Mode.IMBALANCE
     effect: float

@@ -153,7 +153,7 @@ class LatenessEvidence(RecurringEvidence):
 
     @property
     def mode(self) -> str:
-        """The mode that this lateness is counted to."""
+        """Persistent straggler, or by its pattern runtime and control plane, or synchronisation amplification."""
         return self.pattern.mode
 
     @property
