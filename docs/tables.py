@@ -31,7 +31,7 @@ from hpcpace.cli import cli
 from hpcpace.cli.options import Option
 from hpcpace.core.config import section_class
 from hpcpace.core.thresholds import declared
-from hpcpace.diagnosis.diagnose import TOPICS
+from hpcpace.diagnosis.verdict import TOPICS
 from hpcpace.diagnosis.finding import Evidence
 from hpcpace.frames.columns import FRAMES
 from hpcpace.report.document import GLOSSARY
