@@ -49,7 +49,7 @@ TESTED_ELSEWHERE = {
         "--truth",
     ): "unit/lab/test_hostile_folders.py::test_the_log_of_truth_is_kept_in_a_file_and_nowhere_else",
 }
-FOLDERS = {"--run-dir", "--trace-dir", "--save", "study"}
+FOLDERS = {"--run-dir", "--trace-dir", "--try", "--save", "study"}
 READ = {
     "--against", "--config", "--data", "--from", "--nccl-log", "--probe", "--ras", "--site-file", "--sysfs-root",
     "--topo", "--topology", "--vocabulary", "after", "before", "file", "folder", "path", "paths", "run", "runs",
