@@ -74,8 +74,12 @@ def cost_of(case: Case, found: list[Straggler], by_work: Callable[[Sequence[Stra
         return alone
     doubtful = [each for each in found if is_limited or each.step_range is not None]
     sure = [each for each in found if each not in doubtful or _works_longer(case, each)]
+    if is_host_bound and len(sure) == len(found) > 1:
+        # The slowest host is late as well, by idle time of its device, and limits what the others could gain.
+        sure = [each for each in found if _works_longer(case, each)] or found
     if len(sure) < len(found) and (sure or is_host_bound):
         alone = _alone(case, sure, by_work, pace) if sure else StragglerCost(found=[], share=0.0)
+        most = _most_gain(case, sure, pace) if sure else most
     taken = alone.share - most
     if taken <= 0:
         return alone

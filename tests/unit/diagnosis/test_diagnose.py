@@ -1,15 +1,23 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from cases import each_case
 
-from hpcpace.diagnosis.finding import Case, Panels
+from hpcpace.diagnosis.finding import Case, DiagnosisFinding, Panels
+from hpcpace.diagnosis.host_pace import HostPace
 from hpcpace.diagnosis.settings import DiagnosisConfig
 from hpcpace.diagnosis.summary import Mode
+from hpcpace.diagnosis.topics.beside_hosts import cost_of
+from hpcpace.diagnosis.topics.idle import HostEvidence
 from hpcpace.diagnosis.verdict import NOTHING_COMPARED, WRONG_CLOCK, diagnose, too_few_steps, verdict_of
 from hpcpace.hang.from_traces import hang_now
 from hpcpace.hang.views import Call, Channel, FoundHang, GroupView, JobView, RankView
+from hpcpace.metrics.issue_leads import StepPace
+from hpcpace.metrics.resampling import Estimate
+from hpcpace.metrics.stragglers import Straggler
 
 MS = 1e6
 
@@ -404,3 +412,32 @@ def test_a_straggler_in_steps_that_are_not_rebuilt_costs_at_most_its_work_and_le
     assert low < found.loss_share - 6 / 125 < found.loss_share < high
     (found,) = diagnose(Case(panels=panels(stages=2, noise=0.002, work_ns=slow))).findings
     assert found.loss_interval[0] == 0
+
+
+def test_the_slowest_host_is_no_straggler_beside_one_that_it_limits():
+    """Rank 1 sets the pace of all: its device is idle, which looks like work. Rank 3 works longer for sure."""
+    own = replace(panels(8, noise=0.001), step=np.arange(200))
+
+    def pace(step, rows):
+        others = StepPace(least_ns=0.0, issue_ns=98 * MS, sure_ns=80 * MS, most_ns=80 * MS, waiting_ns=0.0)
+        slowest = replace(others, least_ns=float(own.mean_time_ns), sure_ns=5 * MS, most_ns=100 * MS)
+        works = replace(others, sure_ns=95 * MS, most_ns=95 * MS)
+        return HostPace(row=np.arange(8), of=tuple({1: slowest, 3: works}.get(row, others) for row in range(8)))
+
+    late = [
+        Straggler(
+            kind="rank",
+            ids=(row,),
+            pattern="fixed",
+            ranks=(row,),
+            effect=Estimate.around(0.1, 0.01),
+            p_value=1e-6,
+            late_share=1.0,
+        )
+        for row in (3, 1)
+    ]
+    hosts = DiagnosisFinding(evidence=HostEvidence(share=0.1), loss_share=0.1, confidence=0.9)
+    case = Case(panels=own, pace=pace, findings=[hosts])
+    cost = cost_of(case, late, lambda found: 0.1 * len(found))
+    assert cost.found == late[:1] and cost.share == 0
+    assert cost.interval == (0, 0.1) and cost.later_share == 0.1
