@@ -31,8 +31,8 @@ from hpcpace.cli import cli
 from hpcpace.cli.options import Option
 from hpcpace.core.config import section_class
 from hpcpace.core.thresholds import declared
-from hpcpace.diagnosis.verdict import TOPICS
 from hpcpace.diagnosis.finding import Evidence
+from hpcpace.diagnosis.verdict import TOPICS
 from hpcpace.frames.columns import FRAMES
 from hpcpace.report.document import GLOSSARY
 

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import hpcpace
-from hpcpace.audit.collect_hardware import collect_hardware
+from hpcpace.audit.collect_hardware import collect_hardware, collect_net, collect_rdma, read_aer, read_counters
 from hpcpace.audit.collect_host import collect_gpus, collect_kernel, collect_rank
 from hpcpace.audit.collect_load import (
     WINDOW_S,
@@ -34,7 +34,6 @@ from hpcpace.audit.collect_load import (
     is_busy,
     read_load,
 )
-from hpcpace.audit.collect_network import collect_net, collect_rdma, read_aer, read_counters
 from hpcpace.audit.facts import Counters, Nvml, RankFacts, RankGpu, Snapshot
 from hpcpace.audit.snapshot_files import file_name, snapshot_from, snapshot_text, with_distinct_names
 from hpcpace.audit.tree import Tree, Unreadable

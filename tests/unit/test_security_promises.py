@@ -408,7 +408,7 @@ def test_no_module_but_the_labs_opens_a_port() -> None:
         if name in ("bind", "listen", "create_server", "create_connection", "urlopen", "connect", "Open_port")
     ]
     known = {
-        "hpcpace/audit/collect_network.py": {
+        "hpcpace/audit/collect_hardware.py": {
             "bind",
             "connect",
         },  # the kernel's own socket for traffic shaping, on this host

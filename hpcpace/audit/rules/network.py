@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 
-from hpcpace.audit.collect_network import LINK_ERRORS
+from hpcpace.audit.collect_hardware import LINK_ERRORS
 from hpcpace.audit.facts import ORDER, NetDevice, PciDevice, RankFacts, RdmaDevice, RdmaPort
 from hpcpace.audit.findings import AuditFinding, Certainty, Severity, Skip, unknown, unset_fix
 from hpcpace.audit.job import AuditedHost, AuditedJob, FabricPort, has_peermem

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from cases import each_case
 
-from hpcpace.audit.collect_network import buckets_in, read_shapers
+from hpcpace.audit.collect_hardware import buckets_in, read_shapers
 from hpcpace.audit.facts import Snapshot
 from hpcpace.audit.job import AuditedJob
 from hpcpace.audit.rulebook import run_rules

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from hpcpace.core.text import NS_PER_MS
-from hpcpace.train.emulate import Emulation, block_share
 from hpcpace.train.inject import Injector, parse_fault
+from hpcpace.train.loop import Emulation, block_share
 from hpcpace.train.models import autocast
 from hpcpace.train.parallel import build_stage
 from hpcpace.train.settings import GPT2_PRESETS, RESNET18, GPT2Shape, Mesh, ResNetShape
