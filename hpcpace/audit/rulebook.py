@@ -7,6 +7,7 @@ missing: that becomes a finding of severity U, never a silent pass. It raises Sk
 from __future__ import annotations
 
 import dataclasses
+import re
 import tomllib
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -69,55 +70,12 @@ class Rule:
 
 
 _CHECKS: dict[str, Callable[..., Iterator[AuditFinding]]] = {
-    "A01": affinity.a01_mpi_singletons,
-    "H01": hosts.h01_differing,
-    "A02": affinity.a02_far_from_gpu,
-    "A03": affinity.a03_partly_near,
-    "A04": affinity.a04_overlap,
-    "A05": affinity.a05_too_few_cpus,
-    "A06": affinity.a06_quota,
-    "A07": affinity.a07_memory,
-    "A08": devices.a08_shared_gpu,
-    "A09": devices.a09_ipc,
-    "A10": affinity.a10_openmp_binding,
-    "N01": network.n01_far_nic,
-    "N02": network.n02_shared_nic,
-    "N03": network.n03_selections,
-    "N04": network.n04_sockets,
-    "N05": network.n05_ports,
-    "N06": network.n06_mtu,
-    "N07": network.n07_gid,
-    "N08": network.n08_errors,
-    "N09": network.n09_gpudirect,
-    "P01": devices.p01_width,
-    "P02": devices.p02_speed,
-    "P03": devices.p03_unequal,
-    "P04": devices.p04_replays,
-    "P05": devices.p05_acs,
-    "P06": devices.p06_hidden_numa,
-    "P07": devices.p07_nvlink,
-    "P08": devices.p08_state,
-    "P09": devices.p09_topology,
-    "S01": hosts.s01_governor,
-    "S02": hosts.s02_numa_balancing,
-    "S03": hosts.s03_huge_pages,
-    "S04": hosts.s04_threads,
-    "S05": affinity.s05_siblings,
-    "S06": hosts.s06_limits,
-    "S07": hosts.s07_load,
-    "S08": hosts.s08_strays,
-    "S09": hosts.s09_memory,
-    "S10": hosts.s10_clock,
-    "C01": hosts.c01_debug_variables,
-    "C02": nccl.c02_transports,
-    "C03": nccl.c03_network,
-    "C04": nccl.c04_affinity,
-    "C05": nccl.c05_gpudirect,
-    "C06": nccl.c06_failures,
-    "C07": nccl.c07_topology,
-    "H02": hosts.h02_placement,
+    name[:3].upper(): check
+    for module in (affinity, devices, hosts, nccl, network)
+    for name, check in vars(module).items()
+    if re.match(r"[a-z]\d\d_", name)
 }
-"""What each rule checks: yields its findings."""
+"""What each rule checks, by the id that its function's name begins with: yields its findings."""
 
 _TEXTS = tomllib.loads(files("hpcpace.audit").joinpath("rules.toml").read_text(encoding="utf-8"))
 BY_ID = {rule_id: Rule(id=rule_id, check=_CHECKS[rule_id], **texts) for rule_id, texts in _TEXTS.items()}
