@@ -21,7 +21,7 @@ import h5py
 import numpy as np
 
 from experiments.damage import specimen
-from experiments.damage.campaign import Random, random_of
+from experiments.damage.chance import Random, random_of
 from experiments.damage.child import memory_limit_bytes
 from experiments.damage.journals import to_journal
 from experiments.damage.links import RECORDS

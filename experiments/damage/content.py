@@ -18,7 +18,7 @@ import h5py
 import numpy as np
 
 from experiments.damage import specimen
-from experiments.damage.campaign import Random
+from experiments.damage.chance import Random
 from hpcpace.trace.schema import header_values
 
 SUPERBLOCK_BYTES, HEADER_BYTES = 48, 4096

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from experiments.damage import specimen
-from experiments.damage.campaign import Random
+from experiments.damage.chance import Random
 from experiments.damage.content import CHANGES, NO_FILES, Change, change_bytes, edited, exchange_files, flips, instead
 from experiments.damage.tables import absurd, columns, opened
 from hpcpace.trace.journal import RecordKind, _checks, decode, encode_header, encode_records, record_dtype

@@ -14,7 +14,7 @@ from pathlib import Path
 import h5py
 
 from experiments.damage import specimen
-from experiments.damage.campaign import Random
+from experiments.damage.chance import Random
 from experiments.damage.content import NO_FILES
 from experiments.damage.tables import hdf5, some_column
 

@@ -13,7 +13,7 @@ import h5py
 import numpy as np
 
 from experiments.damage import specimen
-from experiments.damage.campaign import Random
+from experiments.damage.chance import Random
 from experiments.damage.content import NO_FILES, edited, flips, instead, link, truncate, write
 from experiments.damage.tables import hdf5, opened, resize
 

@@ -16,7 +16,7 @@ import h5py
 import numpy as np
 
 from experiments.damage import content, specimen
-from experiments.damage.campaign import Random
+from experiments.damage.chance import Random
 from experiments.damage.tables import opened, resize
 from hpcpace.core.rundir import Attempt
 from hpcpace.trace.pack_index import OF_RANKS, OPEN, PACK_CHUNK_ROWS

@@ -14,7 +14,7 @@ from typing import Any
 import h5py
 import numpy as np
 
-from experiments.damage.campaign import Random
+from experiments.damage.chance import Random
 from experiments.synthetic_run import SyntheticRun, header_of
 from hpcpace.audit.snapshot import take_host
 from hpcpace.audit.snapshot_files import snapshot_text

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from experiments.damage import specimen
-from experiments.damage.campaign import Random
+from experiments.damage.chance import Random
 
 TABLES = ("steps", "phases", "collectives", "groups", "clock", "account")
 _STEPPED = ("steps", "phases", "collectives")

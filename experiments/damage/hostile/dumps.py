@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from experiments.damage.campaign import Random
+from experiments.damage.chance import Random
 from experiments.damage.hostile.engine import SECRET, Call, Hostile, Make, kinds_of, put_no_file
 
 _FORMAT = "Flight Recorder dumps"

@@ -18,7 +18,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from experiments.damage.campaign import Random, random_of
+from experiments.damage.chance import Random, random_of
 from experiments.damage.child import Child, Result, each_outcome, preload, wait_for_one
 from experiments.damage.judge import state_of, wrongly_written
 from experiments.synthetic_run import SyntheticRun

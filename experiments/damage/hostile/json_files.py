@@ -21,7 +21,7 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
-from experiments.damage.campaign import Random
+from experiments.damage.chance import Random
 from experiments.damage.hostile import dumps, engine
 from experiments.damage.specimen import snapshot_of
 from experiments.synthetic_run import SyntheticRun

@@ -9,7 +9,7 @@ import pickle
 import shutil
 from pathlib import Path
 
-from experiments.damage.campaign import Random
+from experiments.damage.chance import Random
 from experiments.damage.hostile.engine import CONTROL, Call, Hostile, put_no_file, secret_file, size_bytes, sound_run
 from hpcpace.core.rundir import RunDirectory
 from hpcpace.trace.packing import PackPlan, pack_attempt

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from experiments.damage.campaign import Random
+from experiments.damage.chance import Random
 from experiments.damage.hostile.engine import Call, Make, kinds_of, put_no_file
 from experiments.damage.hostile.json_files import kinds
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from experiments.damage.campaign import Random
+from experiments.damage.chance import Random
 from experiments.damage.hostile.engine import CONTROL, Call, Hostile, Make, kinds_of, size_bytes, sound_text
 from experiments.damage.hostile.json_files import sound_snapshot
 from experiments.synthetic_run import SyntheticRun

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import parquet
 
-from experiments.damage.campaign import Random
+from experiments.damage.chance import Random
 from experiments.damage.hostile.engine import SECRET, Call, kinds_of
 from experiments.damage.hostile.json_files import kinds
 from hpcpace.runs.imports.wia import COLUMNS
