@@ -37,7 +37,7 @@ KILL_AFTER_S = 60.0
 _CPU_S = 20
 """Of each process: a busy machine makes nobody late, and a loop without end stops."""
 _OF_FIGURES = ("matplotlib", "matplotlib.figure", "matplotlib.backends.backend_agg", "matplotlib.backends.backend_svg")
-_READERS = ("report", "trace_files", "audit", "import_", "hang", "compare", "runs", "watch", "batch", "commands")
+_READERS = ("report", "trace_files", "audit", "export", "hang", "compare", "runs", "watch", "batch", "commands")
 _PARTS = ("hpcpace.runs", "hpcpace.hang", "hpcpace.topology", "hpcpace.watch", "hpcpace.report")
 _DROP_BOUND, _VERSION_3 = 24, 0x20080522
 """PR_CAPBSET_DROP of prctl(2), _LINUX_CAPABILITY_VERSION_3 of capset(2)."""
