@@ -179,7 +179,7 @@ TEXTS = {
 }
 PLAIN_TEXTS = {
     *("--resume", "--interface", "--samples-unit", "--rules", "--ignore", "--show", "--fail-on", "--name", "--share"),
-    *("--on", "--signal", "--placements", "--policies", "--host", "--job", "--model", "--machine"),
+    *("--on", "--signal", "--placements", "--policies", "--host", "--job", "--model", "--machine", "--what"),
 }
 
 
