@@ -296,20 +296,6 @@ def find_verdict(attempt: Attempt) -> HangWords | None:
     return None if hang is None else describe(hang, with_activity(FoundHang(hang=hang, job=job), attempt).job)
 
 
-def main() -> None:
-    """Print the verdict on the attempt whose folder is the only argument."""
-    path = Path(sys.argv[1])
-    with Folder.open(path.parent) as run:
-        run.owner = os.geteuid()
-        words = find_verdict(RunDirectory(path.parent, run).attempt(Attempt(path).number))
-    content: dict[str, Any] = asdict(words or HangWords(headline="", why=(), advice=""))
-    print(json.dumps(content))
-
-
-if __name__ == "__main__":
-    main()
-
-
 _MAX_CLAUSES = 4
 _MAX_NAME, _MAX_ERROR = 40, 100
 _WAITS = frozenset({HangKind.NEVER_CALLED, HangKind.OWN_WORK, HangKind.GONE})
@@ -544,3 +530,17 @@ def _gone(hang: Hang, job: JobView) -> str:
 def ranks_on_hosts(ranks: Sequence[int], job: JobView) -> str:
     """Return ranks with the host of each, as far as it is known."""
     return named_ranks(ranks, {rank: view.host for rank, view in job.ranks.items()})
+
+
+def main() -> None:
+    """Print the verdict on the attempt whose folder is the only argument."""
+    path = Path(sys.argv[1])
+    with Folder.open(path.parent) as run:
+        run.owner = os.geteuid()
+        words = find_verdict(RunDirectory(path.parent, run).attempt(Attempt(path).number))
+    content: dict[str, Any] = asdict(words or HangWords(headline="", why=(), advice=""))
+    print(json.dumps(content))
+
+
+if __name__ == "__main__":
+    main()
