@@ -21,7 +21,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -240,6 +240,26 @@ class TerminationTrap:
         finally:
             if is_decisive:
                 _end_by_default(signal.SIGTERM)
+
+
+@contextlib.contextmanager
+def termination_held() -> Iterator[None]:
+    """Hold back a SIGTERM that would end this process at once, and end by it afterwards; in the main thread only.
+
+    The launcher ends a rank some milliseconds after another one has died, while it may already be leaving by itself.
+    """
+    if threading.current_thread() is not threading.main_thread() or not has_default_action(signal.SIGTERM):
+        yield
+        return
+    has_come = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: has_come.set())
+    signal.siginterrupt(signal.SIGTERM, False)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        if has_come.is_set():
+            _end_by_default(signal.SIGTERM)
 
 
 def _end_by_default(number: signal.Signals) -> None:

@@ -14,6 +14,7 @@ import fcntl
 import json
 import os
 import re
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from contextlib import ExitStack
@@ -186,6 +187,7 @@ class NodeLocalTrace:
         self._folder: Folder | None = None
         self._claim: int | None = None
         self._is_removed = False
+        self._coming_home = threading.Lock()
 
     @classmethod
     def left_behind(cls, trace_dir: Folder, name: str) -> NodeLocalTrace | None:
@@ -282,6 +284,12 @@ class NodeLocalTrace:
             is_last: whether nothing is recorded after this, so that the trace is removed from the disk.
             warn: takes a warning that the trace stays on the disk.
         """
+        # A rank that leaves by itself may be terminated meanwhile: the second to come waits for the first.
+        with self._coming_home:
+            if not self._is_removed:
+                self._come_home(timeout_s, is_last=is_last, warn=warn)
+
+    def _come_home(self, timeout_s: float, *, is_last: bool, warn: Callable[[str], None]) -> None:
         deadline = Deadline(timeout_s)
         try:
             self.bring_home(timeout_s)

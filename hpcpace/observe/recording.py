@@ -34,6 +34,7 @@ from hpcpace.observe.ends import (
     error_text,
     pieces_of,
     places_of,
+    termination_held,
 )
 from hpcpace.observe.exporters import Exporters
 from hpcpace.observe.guest import Warner
@@ -472,7 +473,8 @@ class Recording:
             is_written = self.recorder.close()
         # Of a disk that hangs, the recorder has said so.
         if self._local is not None and is_written:
-            self._local.come_home(self._copy_timeout_s, is_last=True, warn=self._warner.warn)
+            with termination_held():
+                self._local.come_home(self._copy_timeout_s, is_last=True, warn=self._warner.warn)
 
     def _new_observer(self, config: Config, first_number: int) -> CollectiveObserver | CompiledObserver:
         may_be_compiled = config["pace.policy"] == NO_POLICY and self._device is None

@@ -46,3 +46,11 @@ def test_a_handler_that_calls_ours_ends_nothing(number: signal.Signals) -> None:
         "remove()\nend(number)"
     )
     assert run(number, program) == (0, ["own", "still here"])
+
+
+def test_a_termination_while_a_trace_comes_home_ends_the_rank_afterwards() -> None:
+    program = (
+        "remove()\nfrom hpcpace.observe.ends import termination_held\n"
+        "with termination_held():\n    end(number)\nos.write(1, b'after it\\n')"
+    )
+    assert run(signal.SIGTERM, program) == (-signal.SIGTERM, ["still here"])

@@ -209,3 +209,9 @@ def test_a_disk_without_room_for_the_first_file_is_left_as_it_was(trace, tmp_pat
     with pytest.raises(OSError, match="No space left"):
         trace.open_folder()
     assert list((tmp_path / "local").iterdir()) == []
+
+
+def test_the_second_to_bring_a_trace_home_finds_nothing_to_do(written, home):
+    written.come_home(5.0, is_last=True, warn=pytest.fail)
+    written.come_home(5.0, is_last=True, warn=pytest.fail)
+    assert _files(home) == _CONTENT
