@@ -35,12 +35,6 @@ class OptimizerKey(NamedTuple):
     parameters: Hashable
 
 
-class _Free(NamedTuple):
-    number: int
-    kind: Hashable
-    parameters: Hashable
-
-
 class Optimizers:
     """Numbers the optimizers of a job.
 
@@ -52,10 +46,10 @@ class Optimizers:
 
     def __init__(self) -> None:
         self._known: dict[int, tuple[weakref.ref[Any] | None, OptimizerKey]] = {}
-        self._gone: deque[tuple[int, _Free]] = deque()
-        self._by_parameters: dict[Hashable, _Free] = {}
-        self._by_kind: dict[Hashable, dict[int, _Free]] = {}
-        self._free: dict[int, _Free] = {}
+        self._gone: deque[tuple[int, OptimizerKey]] = deque()
+        self._by_parameters: dict[Hashable, OptimizerKey] = {}
+        self._by_kind: dict[Hashable, dict[Hashable, OptimizerKey]] = {}
+        self._free: dict[Hashable, OptimizerKey] = {}
         self._num_numbers = 0
         self._stepped: set[int] = set()
         self._existing: set[int] | None = None
@@ -81,10 +75,10 @@ class Optimizers:
             return key
         parameters, kind = _content(optimizer)
         number = self._number_of(parameters, kind)
-        key = OptimizerKey(number, kind, number if parameters is None else parameters)
+        key = OptimizerKey(number, kind, (number,) if parameters is None else parameters)
         try:
             # It may end at any moment, also in the middle of what happens here.
-            gone = partial(_note, self._gone, (identity, _Free(number, kind, parameters)))
+            gone = partial(_note, self._gone, (identity, key))
             self._known[identity] = weakref.ref(optimizer, gone), key
         except TypeError:  # a class with slots: it counts as one that exists for ever
             self._known[identity] = None, key
@@ -101,7 +95,7 @@ class Optimizers:
             }
         return len(self._existing - self._stepped)
 
-    def _number_of(self, parameters: Hashable, kind: Hashable) -> int:
+    def _number_of(self, parameters: Hashable, kind: Hashable) -> Hashable:
         free = self._by_parameters.get(parameters) or next(iter(self._by_kind.get(kind, {}).values()), None)
         if free is None and not self._known and self._free:
             free = next(reversed(self._free.values()))
@@ -111,17 +105,16 @@ class Optimizers:
         self._take(free)
         return free.number
 
-    def _forget(self, identity: int, free: _Free) -> None:
+    def _forget(self, identity: int, free: OptimizerKey) -> None:
         """Let another optimizer take the place of one that is gone."""
         self._known.pop(identity, None)
         self._free[free.number] = free
         self._by_kind.setdefault(free.kind, {})[free.number] = free
-        if free.parameters is not None:
-            self._by_parameters[free.parameters] = free
+        self._by_parameters[free.parameters] = free
         if len(self._free) > MAX_FREE:
             self._take(next(iter(self._free.values())))
 
-    def _take(self, free: _Free) -> None:
+    def _take(self, free: OptimizerKey) -> None:
         self._free.pop(free.number, None)
         if self._by_parameters.get(free.parameters) is free:
             del self._by_parameters[free.parameters]
@@ -131,7 +124,7 @@ class Optimizers:
             self._by_kind.pop(free.kind, None)
 
 
-def _note(gone: deque[tuple[int, _Free]], which: tuple[int, _Free], _: object) -> None:
+def _note(gone: deque[tuple[int, OptimizerKey]], which: tuple[int, OptimizerKey], _: object) -> None:
     gone.append(which)
 
 
