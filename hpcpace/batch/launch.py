@@ -21,11 +21,9 @@ from typing import Any
 
 from hpcpace.core.environment import expand_tasks_per_node, process_redaction
 from hpcpace.core.errors import UsageError, WorldError
-from hpcpace.core.files import read_file
-from hpcpace.core.hostlist import expand, short_list
+from hpcpace.core.hostlist import expand, read_placement, short_list
 from hpcpace.core.text import printable, shown
 
-_MAX_PLACEMENT_BYTES = 16 << 20
 """As much as names of 255 letters for 65,536 ranks."""
 _WHOLE = re.compile(r"0|[1-9][0-9]{0,8}")
 
@@ -348,7 +346,7 @@ def placement_options(
         kind = "this is no Slurm job" if allocation is None else "the components of a heterogeneous job have one each"
         raise UsageError(f"{named} gives srun one list of hosts, and {kind}: leave it out")
     try:
-        hosts = read_file(Path(file), most_bytes=_MAX_PLACEMENT_BYTES).decode().split()
+        hosts = read_placement(Path(file))
         strangers = set(hosts) ^ set(expand(nodes))
     except (OSError, ValueError) as error:
         raise UsageError(f"{named} cannot be read: {printable(str(error))}") from None

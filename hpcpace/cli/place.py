@@ -47,6 +47,13 @@ _MAX_HOSTS = 8
         help="Take the leaf switches of the hosts from this file, as `hpcpace report` does.",
         show_default="what Slurm told the job",
     ),
+    option(
+        "--placement",
+        type=PATH,
+        metavar="FILE",
+        help="Take the host of each rank from this file, one on each line, and judge that instead of a search.",
+        show_default="none",
+    ),
     option("--attempt", "attempt_number", type=Whole(0), help="Read this attempt.", show_default="the last one"),
     memory,
 )
@@ -71,6 +78,7 @@ _MAX_HOSTS = 8
 def command(
     run: Path,
     topology: Path | None,
+    placement: Path | None,
     attempt_number: int | None,
     memory: str | None,
     kind: str,
@@ -81,17 +89,18 @@ def command(
 ) -> None:
     """Find hosts for the ranks of RUN with fewer bytes over the uplinks of leaf switches, and then between hosts.
 
-    Each host keeps how many ranks it has. A placement that is as good as the best one found is kept. `hpcpace help
-    placement` says how bytes are counted, and how the step time is predicted; `--try` measures it.
+    Each host keeps how many ranks it has. A placement that is as good as the best one found is kept. With --placement,
+    one of your own is judged. `hpcpace help placement` says how bytes are counted, and how the step time is predicted;
+    `--try` measures it.
 
     Exit codes: 0 fine; 2 bad input; 3 the run does not show it: it hung, lacks ranks or switches, or had one host.
     """
-    check_target(output, [run, topology], "--output")
+    check_target(output, [run, topology, placement], "--output")
 
     from hpcpace.placement.of_run import place_run, placement_text, usage_line
 
     with opened_run(run, attempt_number, memory=memory, topology=topology) as opened:
-        found = place_run(opened)
+        found = place_run(opened, placement)
     warn([*opened.problems, *opened.judged.placed.problems], is_verbose=is_verbose)
     if output is not None:
         write_target(output, placement_text(kind, found.after, found.names), "--output")
@@ -99,7 +108,7 @@ def command(
     if as_json:
         click.echo(json.dumps(_as_json(found), indent=2))
         return
-    for line in _lines(found):
+    for line in _lines(found, is_given=placement is not None):
         click.echo(fitted(line))
     if script is not None:
         click.echo(
@@ -107,7 +116,7 @@ def command(
         )
     if output is not None:
         click.echo(f"written: {printable(str(output))}\nuse it: {usage_line(kind, str(output))}")
-    elif found.num_moved and script is None:
+    elif found.num_moved and script is None and placement is None:
         click.echo("next: --output FILE writes it for the next job, on the same hosts; --try FOLDER tries it first")
 
 
@@ -132,13 +141,12 @@ def _write_trial(folder: Path, found: Placement, attempt: Attempt) -> Path:
     return folder / "trial.sh"
 
 
-def _lines(found: Placement) -> list[str]:
+def _lines(found: Placement, *, is_given: bool) -> list[str]:
     before, after = found.volumes_before, found.volumes_after
     if not found.num_moved:
-        return [
-            f"as good as found: {format_bytes(before.uplink_bytes)} over uplinks and {format_bytes(before.host_bytes)} "
-            "between hosts a step"
-        ]
+        kind = "the same placement" if is_given else "as good as found"
+        between = format_bytes(before.host_bytes)
+        return [f"{kind}: {format_bytes(before.uplink_bytes)} over uplinks and {between} between hosts a step"]
     return [
         f"bytes over uplinks: {format_bytes(before.uplink_bytes)} to {format_bytes(after.uplink_bytes)} a step",
         f"bytes between hosts: {format_bytes(before.host_bytes)} to {format_bytes(after.host_bytes)} a step",
@@ -150,7 +158,7 @@ def _lines(found: Placement) -> list[str]:
 
 def _gain_words(gain: StepGain | None) -> str:
     if gain is None:
-        return "cannot tell, the traces do not show exposed transfers"
+        return "cannot tell, the traces do not show exposed transfers or the rates of links"
     share = gain.share
     ends = [f"{-100 * end:+.1f}" for end in (share.high, share.low)]
     interval = f" [{', '.join(ends)}]" if isfinite(share.low) else ", interval unknown: fewer than 8 steps"

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Set
+from pathlib import Path
 
 from hpcpace.core.errors import TraceError
+from hpcpace.core.files import read_file
 from hpcpace.core.text import parse_range, printable, shell_word, shown
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
@@ -13,9 +15,20 @@ _NUMBERED = re.compile(r"(.*?)(\d{1,9})")
 _PIECE = re.compile(r"([^,\[\]]+)|\[([^,\[\]][^\[\]]*)\]|(,)")
 MAX_HOSTS = 65_536
 """In one list, of Slurm's largest clusters; `n[1-999999999]` would fill the memory."""
+_MAX_FILE_BYTES = 16 << 20  # memory: of a file with the host of each rank
 _MAX_LETTERS = 255
 # Slurm's names have five brackets at most, with a text before each and behind the last.
 _MAX_PIECES = 11
+
+
+def read_placement(path: Path) -> list[str]:
+    """Return the host of each rank from a file with one on each line, as `hpcpace place` writes it for srun.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: it is no text.
+    """
+    return read_file(path, most_bytes=_MAX_FILE_BYTES).decode().split()
 
 
 def exclude_line(hosts: Iterable[str]) -> str:

@@ -126,6 +126,8 @@ def predicted_gain(judged: JudgedAttempt, after: Ints, switches: Sequence[Ints],
         share = before.gain(after, switches, _line_rate(judged), judged.limits(PlacementThresholds))
         if share is not None:
             return StepGain(share=share, is_bound=False)
+    if not shrunk:  # by how much a worse placement makes steps longer has no such bound
+        return None
     return StepGain(share=_bound(exposed_ns, measured.lengths_ns, shrunk), is_bound=True)
 
 

@@ -13,11 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
-from hpcpace.core.errors import CannotTell
-from hpcpace.core.text import shell_word
+from hpcpace.core.errors import CannotTell, UsageError
+from hpcpace.core.hostlist import read_placement, short_list
+from hpcpace.core.text import printable, shell_word, shown
 from hpcpace.diagnosis.judged import JudgedAttempt
 from hpcpace.frames.run import Run
 from hpcpace.metrics import Ints
@@ -58,11 +60,16 @@ class Placement:
         return int((self.before != self.after).sum())
 
 
-def place_run(run: Run) -> Placement:
+def place_run(run: Run, wanted: Path | None = None) -> Placement:
     """Return the better placement of a run, or that which it had.
+
+    Args:
+        run: the recorded run.
+        wanted: file with the placement to judge instead of a search: the host of each rank, one on each line.
 
     Raises:
         CannotTell: the run hung, lacks ranks, ran on one host, or the switches of its hosts are not known.
+        UsageError: the file cannot be read, or its hosts or ranks are not those of the run.
     """
     judged = run.judged
     _check(judged)
@@ -75,7 +82,10 @@ def place_run(run: Run) -> Placement:
     paths = [path_of[node] for node in range(places.num_nodes)]
     levels = levels_between(paths)
     traffic = traffic_per_step(run.columns("collectives"), len(headers), run.num_steps)
-    after = better_host(traffic, places.node, levels, judged.limits(PlacementThresholds))
+    if wanted is None:
+        after = better_host(traffic, places.node, levels, judged.limits(PlacementThresholds))
+    else:
+        after = _wanted_host(wanted, places.node, places.slurm_names)
     old, new = volumes(traffic, places.node, levels), volumes(traffic, after, levels)
     is_kept = bool((after == places.node).all())
     return Placement(
@@ -86,6 +96,29 @@ def place_run(run: Run) -> Placement:
         volumes_after=new,
         gain=None if is_kept else predicted_gain(judged, after, switches_above(paths), old.shrunk_to(new)),
     )
+
+
+def _wanted_host(file: Path, host: Ints, names: Sequence[str]) -> Ints:
+    """Return the host of each rank in a file, index into `names`, int64, (num_ranks,).
+
+    Raises:
+        UsageError: see `place_run`.
+    """
+    named = f"--placement {shown(file)}"
+    try:
+        hosts = read_placement(file)
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{named} cannot be read: {printable(str(error))}") from None
+    if len(hosts) != len(host):
+        raise UsageError(f"{named} has hosts for {len(hosts)} ranks, and the run has {len(host)}")
+    if strangers := set(hosts) ^ set(names):
+        raise UsageError(f"{named} and the run have different hosts: {short_list(strangers)}")
+    number = {name: index for index, name in enumerate(names)}
+    found = np.array([number[name] for name in hosts], np.int64)
+    if other := np.flatnonzero(np.bincount(found) != np.bincount(host)).tolist():
+        changed = short_list(names[index] for index in other)
+        raise UsageError(f"{named} gives {changed} another number of ranks than the run: what they have is kept")
+    return found
 
 
 def _check(judged: JudgedAttempt) -> None:

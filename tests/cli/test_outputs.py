@@ -51,8 +51,9 @@ TESTED_ELSEWHERE = {
 }
 FOLDERS = {"--run-dir", "--trace-dir", "--try", "--save", "study"}
 READ = {
-    "--against", "--config", "--data", "--from", "--nccl-log", "--probe", "--ras", "--site-file", "--sysfs-root",
-    "--topo", "--topology", "--vocabulary", "after", "before", "file", "folder", "path", "paths", "run", "runs",
+    "--against", "--config", "--data", "--from", "--nccl-log", "--placement", "--probe", "--ras", "--site-file",
+    "--sysfs-root", "--topo", "--topology", "--vocabulary", "after", "before", "file", "folder", "path", "paths", "run",
+    "runs",
 }  # fmt: skip
 # The others would measure first. What they write then, they write as these do.
 PROBE = "probe"

@@ -73,6 +73,36 @@ def test_writes_an_order_of_the_ranks_that_torchrun_starts(hpcpace, bad: Path, t
     assert order == [2 * numbers[place["host"]] + place["local_rank"] for place in places]
 
 
+@pytest.mark.parametrize(("host", "change"), [(GOOD, "48.0 MB to 8.00 kB"), (SCATTERED[::-1], "48.0 MB to 48.0 MB")])
+def test_judges_a_placement_of_the_users(hpcpace, bad: Path, tmp_path: Path, host, change: str) -> None:
+    (tmp_path / "mine").write_text("".join(f"n{at}\n" for at in host))
+    code, out, err = hpcpace("place", bad, "--placement", tmp_path / "mine")
+    assert (code, err) == (0, "") and f"bytes over uplinks: {change} a step" in out and "next:" not in out
+
+
+def test_a_worse_placement_is_no_gain_of_nothing(hpcpace, good: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("".join(f"n{at}\n" for at in SCATTERED))
+    code, out, _ = hpcpace("place", good, "--placement", tmp_path / "mine")
+    assert code == 0 and "bytes over uplinks: 8.00 kB to 48.0 MB a step" in out and "step time: cannot tell" in out
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("n0\nn1\n", "has hosts for 2 ranks, and the run has 8"),
+        ("n0 n0 n1 n1 n2 n2 m3 m3", "and the run have different hosts: m3,n3"),
+        ("n0 n0 n0 n1 n2 n2 n3 n3", "gives n[0-1] another number of ranks"),
+        (b"\xff\xfe", "cannot be read"),
+        (None, "cannot be read"),
+    ],
+)
+def test_refuses_placements_of_other_jobs(hpcpace, bad: Path, tmp_path: Path, text, reason: str) -> None:
+    if text is not None:
+        (tmp_path / "mine").write_bytes(text if isinstance(text, bytes) else text.encode())
+    code, out, err = hpcpace("place", bad, "--placement", tmp_path / "mine")
+    assert (code, out) == (2, "") and "--placement" in err and reason in err
+
+
 def test_writes_a_trial(hpcpace, bad: Path, tmp_path: Path) -> None:
     (bad / "attempt-0" / "run.json").write_text(json.dumps({"launcher": "slurm", "command": ["train.py"]}))
     code, out, err = hpcpace("place", bad, "--try", tmp_path / "trial")
