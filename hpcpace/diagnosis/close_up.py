@@ -262,7 +262,8 @@ def _phases(evidence: Evidence, step: Ints, kinds: Sequence[Phase]) -> Iterator[
 
 
 def touching(close_up: CloseUp, places: Topology, links: Collection[str]) -> tuple[Bools, Ints]:
-    """Return which operations of a step pass some links, and which are alike: the same operation, size and members.
+    """Return which operations of a step pass some links, and which are alike: the same operation, size, and numbers of
+    members and nodes.
 
     Both by rank and position, (num_ranks, num_positions), bool and int64.
     """
@@ -275,7 +276,9 @@ def touching(close_up: CloseUp, places: Topology, links: Collection[str]) -> tup
         (int(done.rank[row]), int(done.peer[row])) if is_message[row] else done.groups[done.group[row]].ranks
         for row in rows.tolist()
     ]
-    keys = np.stack([done.op[rows].astype(np.int64), done.size_bytes[rows], [len(group) for group in members]])
+    num_nodes = (places.members_by(members, places.node, places.num_nodes) > 0).sum(axis=1)
+    num_members = np.array([len(group) for group in members], np.int64)
+    keys = np.stack([done.op[rows].astype(np.int64), done.size_bytes[rows], num_members, num_nodes])
     passes = np.zeros((len(close_up.evidence.ranks), work.num_positions), np.bool_)
     kind = np.full(passes.shape, -1, np.int64)
     chosen = [index for index, link in enumerate(places.links) if link in links]

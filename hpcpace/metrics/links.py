@@ -119,14 +119,27 @@ def strata(
     found = []
     for rows in alike.values():
         transfer_ns = np.array([groups[row].transfer_ns for row in rows], np.float64)
-        usable = np.isfinite(transfer_ns).all(axis=0)
-        log_transfer = np.log(np.maximum(transfer_ns[:, usable], 1.0))
-        found.append(
-            Stratum(
-                groups=np.array(rows, np.int64), log_transfer=log_transfer, touches=touches[rows], min_steps=min_steps
-            )
-        )
+        kept, usable = _with_common_steps(np.isfinite(transfer_ns), min_steps)
+        log_transfer = np.log(np.maximum(transfer_ns[np.ix_(kept, usable)], 1.0))
+        chosen = np.array(rows, np.int64)[kept]
+        found.append(Stratum(groups=chosen, log_transfer=log_transfer, touches=touches[chosen], min_steps=min_steps))
     return found
+
+
+def _with_common_steps(has_transfer: Bools, min_steps: int) -> tuple[Ints, Ints]:
+    """Return the groups that have enough steps in common, and these steps; those with few of their own are left out.
+
+    Messages that came before their receivers in most steps, for instance, show their transfer in few.
+
+    Args:
+        has_transfer: which groups have a transfer in which steps, (num_groups, num_steps).
+        min_steps: steps in common at least; without two groups that have them, all are kept.
+    """
+    order = np.argsort(-has_transfer.sum(axis=1), kind="stable")
+    num_common = np.logical_and.accumulate(has_transfer[order], axis=0).sum(axis=1)
+    num_kept = int((num_common >= min_steps).sum())
+    kept = np.sort(order[:num_kept]) if num_kept > 1 else np.arange(len(has_transfer))
+    return kept, np.flatnonzero(has_transfer[kept].all(axis=0))
 
 
 def mean_difference(difference: Floats) -> MeanDifference:

@@ -151,6 +151,7 @@ def _first_slots(matching: Matching, table: Ints) -> Ints:
 
 _NONE = -1
 _MAX_PLACES = 8  # speed: ranks, and steps of each, that show where a wait comes: all have it at the same place
+_OVERTAKING_SHARE = 0.05  # statistics: of pairs of messages; less may be errors of single times
 _SEEN_NS = 2_048  # format: a shorter wait may be rounding alone
 
 
@@ -344,6 +345,7 @@ class _Builder:
         gate = self._add_gates(gate_of, travelling, way_ns)[gate_of]
         arrival = _Arrival(is_free=is_free, gate_of=gate_of, batch=batch, travelling=travelling, way_ns=way_ns)
         transfer = self._add_transfers(operations, waits, arrival)
+        self._batch_of = transfer, transfer[batch]
         nothing_ns = np.zeros(events.time_ns[num_slots:].shape, np.int64)
         wait = self._add(WAIT, events.rank[num_slots:], position[num_slots:], nothing_ns)
 
@@ -374,6 +376,8 @@ class _Builder:
             return None
         kind, rank, position, weight_ns = zip(*self._nodes, strict=True)
         events, order = self._events, np.lexsort((target, levels[target]))
+        batch, (transfers, last) = np.arange(self._num_nodes), self._batch_of
+        batch[transfers] = last
         measured_ns = events.released_ns[events.last].max(axis=0) - self._start_ns.max(axis=0)
         return StepGraph(
             step=steps.step[self._slots.column],
@@ -390,6 +394,7 @@ class _Builder:
             num_left_out=len(steps) - len(self._slots.column),
             work_begin_ns=self._work_begin_ns,
             has_free_senders=self._has_free_senders,
+            batch=batch,
             placing_ns=events.placing_ns,
         )
 
@@ -419,9 +424,9 @@ class _Builder:
         before_ns[second] = exit_[first]
         ready_ns = np.maximum(np.maximum(enter, before_ns)[travelling], sent_ns[gate_of[travelling]] + arrival.way_ns)
         wait_ns, transfer_ns = waits.wait_ns[table], waits.transfer_ns[table]
-        is_apart = is_one_of(operations.op[table[:, 0]], MESSAGES)
-        is_apart[second] = False  # nothing of its queue is in front of it
-        transfer_ns = np.where(is_apart[:, None], exit_ - enter - wait_ns, transfer_ns)
+        is_message = is_one_of(operations.op[table[:, 0]], MESSAGES)
+        begin_ns = np.maximum(enter + wait_ns, before_ns)  # others of its group may be in other queues
+        transfer_ns = np.where(is_message[:, None], np.maximum(exit_ - begin_ns, 0), transfer_ns)
         weight_ns = np.where(arrival.is_free[:, None], wait_ns + transfer_ns, transfer_ns)
         weight_ns[travelling] = np.maximum(exit_[travelling] - ready_ns, 0)
         in_batch = np.flatnonzero(np.bincount(batch, minlength=len(batch))[batch] > 1)
@@ -702,15 +707,27 @@ def _starts(steps: StepPanel, column: Ints, released: Ints) -> Ints:
 def _queue(operations: Operations, table: Ints, rank: Ints, time: Floats) -> Ints:
     """Return pairs of slots of one rank and group that follow each other, int64, (2, num_pairs).
 
-    A message that ends before the one in front of it, in some step, does not wait for it: they are in different queues,
-    as those to different peers.
+    A message that ends before the one in front of it, in some step, does not wait for it: they are in different queues.
+    So are all of their kind where that is not rare: behind a message over a slow link it may never be seen. Those to
+    different peers, if these are apart, have a queue for each peer.
     """
-    group = operations.group[table[:, 0]]
-    order = np.lexsort((time, group, rank))
-    same = (group[order][1:] == group[order][:-1]) & (rank[order][1:] == rank[order][:-1])
-    first, second = order[:-1][same], order[1:][same]
-    exit_, is_message = operations.exit_ns, is_one_of(operations.op[table[:, 0]], MESSAGES)
-    is_apart = is_message[second] & (exit_[table[second]] < exit_[table[first]]).any(axis=1)
+    first_rows = table[:, 0]
+    op, group = operations.op[first_rows], operations.group[first_rows]
+    is_message, exit_ns = is_one_of(op, MESSAGES), operations.exit_ns[table]
+    peer = np.where(is_message, operations.peer[first_rows], _NONE)
+    first = second = np.zeros(0, np.int64)
+    for queue in (np.zeros(len(peer), np.int64), peer):
+        order = np.lexsort((time, queue, group, rank))
+        names = np.stack([rank, group, queue])[:, order]
+        is_same = (names[:, 1:] == names[:, :-1]).all(axis=0)
+        first, second = order[:-1][is_same], order[1:][is_same]
+        overtakes = is_message[second, None] & (exit_ns[second] < exit_ns[first])
+        others = peer[first] != peer[second]
+        if not others.any() or overtakes[others].mean() < _OVERTAKING_SHARE:
+            break
+    kind = numbered(op[first].astype(np.int64) * (int(op.max(initial=0)) + 1) + op[second])[1]
+    share, number = (np.bincount(kind, weights=of) for of in (overtakes.mean(axis=1), None))
+    is_apart = overtakes.any(axis=1) | (is_message[second] & (share >= _OVERTAKING_SHARE * number)[kind])
     return np.stack([first[~is_apart], second[~is_apart]])
 
 

@@ -50,6 +50,8 @@ class StepGraph:
         has_free_senders: whether the time of some senders is kept whatever their receivers do: whether these hold them
             is not known.
         placing_ns: how wrong the places of waits that blocked nobody are together, nanoseconds of a step.
+        batch: the transfer that has the time of all of its batch, for each node, which is itself where it is in none;
+            int64, (num_nodes,). None where there are no batches.
     """
 
     step: Ints
@@ -67,6 +69,7 @@ class StepGraph:
     work_begin_ns: Ints
     has_free_senders: bool = False
     placing_ns: float = 0.0
+    batch: Ints | None = None
 
     @cached_property
     def targets(self) -> tuple[Ints, Ints]:
@@ -170,6 +173,27 @@ def replayed_ns(graph: StepGraph, replaced: Replaced | None = None) -> Floats:
     return rebuilt_ns(graph, replay(graph, weight_ns))
 
 
+def settled_ns(graph: StepGraph, replaced: Replaced | None = None) -> Floats:
+    """Return what `replayed_ns` does, with each rank starting a step when it ends the one before in the replay.
+
+    Who starts how much later than others may be due to what is replaced, such as a stage behind a slow link.
+    """
+    starts, follows = np.flatnonzero(graph.kind == START), np.flatnonzero(np.diff(graph.step) == 1) + 1
+    starts = starts[np.argsort(graph.rank[starts])]
+    weight_ns = graph.weight_ns.copy()
+    if replaced is not None:
+        weight_ns[replaced.nodes] = replaced.weight_ns
+    value_ns = replay(graph, weight_ns)
+    for _ in range(_MAX_SETTLING):
+        ends_ns = value_ns[graph.end][:, follows - 1]
+        starts_ns = ends_ns - ends_ns.min(axis=0)
+        if np.array_equal(starts_ns, weight_ns[np.ix_(starts, follows)]):
+            break
+        weight_ns[np.ix_(starts, follows)] = starts_ns
+        value_ns = replay(graph, weight_ns)
+    return np.asarray(value_ns[graph.end].max(axis=0) - weight_ns[starts].max(axis=0), np.float64)
+
+
 def rebuilt_ns(graph: StepGraph, value_ns: Floats) -> Floats:
     """Return the step times of a replay, from the last start to the last end, float64, (num_steps,)."""
     return _after_starts(graph, value_ns[graph.end].max(axis=0))
@@ -205,6 +229,8 @@ def _replay_compiled(
 
 
 _LONG = 0.9  # statistics: the share of transfers that the longest ones exceed
+_MAX_SETTLING = 5  # speed: replays until starts of steps agree with the ends before; they differ less with each
+_NAME_BITS = 40  # statistics: of random numbers, of which no two sums are equal by chance
 _MAX_BLOCKS = 20  # statistics: blocks of steps, from which intervals come
 _MIN_HALVED, _NUM_HALVES = 16, 16  # statistics: steps from which halves of them show a bias, and how many
 
@@ -238,26 +264,33 @@ class Change:
     is_at_begin: bool = False
 
 
-def links_change(graph: StepGraph, passes: Bools, kind: Ints, factor: float) -> Change:
+def links_change(graph: StepGraph, passes: Bools, kind: Ints, factor: float, usual: float = _LONG) -> Change:
     """Return the change that makes transfers over slow links no longer than other transfers that are alike.
 
     A message that its receiver came late for shows less than its transfer, so the longest tenth of the others counts.
+    A batch passes what any of its messages passes, and is like batches of messages of the same kinds.
 
     Args:
         graph: the steps.
         passes: which transfers pass the links, bool, (num_ranks, num_positions).
         kind: transfers of one kind are alike, int64, likewise.
         factor: the part that is left where no others are alike.
+        usual: the quantile of the others that counts.
     """
     nodes = np.flatnonzero((graph.kind == TRANSFER) & (graph.rank >= 0))
     at = graph.rank[nodes], graph.position[nodes]
-    weight_ns = np.median(graph.weight_ns[nodes], axis=1)
+    whole, part_of = np.unique(nodes if graph.batch is None else graph.batch[nodes], return_inverse=True)
+    is_slow, mixture = np.zeros(len(whole), np.bool_), np.zeros(len(whole), np.int64)
+    np.logical_or.at(is_slow, part_of, passes[at])
+    # A sum of random numbers, one for each kind, names the kinds of a batch.
+    names = np.random.default_rng(0).integers(1 << _NAME_BITS, size=int(kind.max(initial=0)) + 2)
+    np.add.at(mixture, part_of, names[kind[at]])
+    weight_ns = np.median(graph.weight_ns[whole], axis=1)
     longest_ns = np.full(passes.shape, np.inf)
-    for value in np.unique(kind[passes]).tolist():
-        own, others = (weight_ns[(kind[at] == value) & (passes[at] == is_slow)] for is_slow in (True, False))
-        if len(others) or len(own):
-            usual_ns = np.quantile(others, _LONG) if len(others) else factor * np.quantile(own, _LONG)
-            longest_ns[passes & (kind == value)] = usual_ns
+    for value in np.unique(mixture[is_slow]).tolist():
+        slow, others = is_slow & (mixture == value), weight_ns[~is_slow & (mixture == value)]
+        usual_ns = np.quantile(others, usual) if len(others) else factor * np.quantile(weight_ns[slow], usual)
+        longest_ns[graph.rank[whole[slow]], graph.position[whole[slow]]] = usual_ns
     return Change(kind="links", id=0, is_transfer=True, longest_ns=longest_ns)
 
 
@@ -328,6 +361,10 @@ class Rebuilt:
     def gain(self, change: Change) -> Gain:
         """Return what a change would bring; this replays all steps once."""
         return self.gain_of(change, _replaced(self, change))
+
+    def gain_settled(self, change: Change) -> Gain:
+        """Return what a change would bring once each rank starts its steps when it then ends those before."""
+        return self._gain(change, settled_ns(self.graph) - settled_ns(self.graph, _replaced(self, change)))
 
     def gain_beside_hosts(self, change: Change, issued: IssuedNodes) -> Gain:
         """Return what a change would bring at least if no operation comes before its host has issued it.

@@ -32,6 +32,7 @@ from hpcpace.metrics.what_if import links_change
 _BITS, _MS_PER_S = 8, 1000  # format: units
 _SHOWN_REPEATS = 10  # display: over those of others, from which repetitions are mentioned
 _MIN_REPEATS = 0.001  # display: a smaller share counts as this much
+_USUAL_TRANSFERS = (0.75, 0.9, 1.0)  # statistics: quantiles of transfers over other links; the middle one counts
 _WELL_SHARE = 0.75  # display: of the usual rate, from which the other direction of a link is said to be well
 _WORDS = {
     LinkCause.FOREIGN: (
@@ -417,9 +418,9 @@ def _cost(case: Case, culprits: Sequence[LinkCulprit], share: float) -> tuple[fl
     if case.steps is None or case.touches is None:
         return share * effect / (1 + effect), None
     passes, kind = case.touches({name for one in culprits for name in one.ids})
-    gain = case.steps.gain(links_change(case.steps.graph, passes, kind, 1 / (1 + effect)))
-    cost = case.cost(gain)
-    return cost.value, cost.interval
+    changes = [links_change(case.steps.graph, passes, kind, 1 / (1 + effect), usual) for usual in _USUAL_TRANSFERS]
+    costs = [case.cost(case.steps.gain_settled(change)) for change in changes]
+    return costs[1].value, (min(cost.low for cost in costs), max(cost.high for cost in costs))
 
 
 def explains_transfers(case: Case) -> bool:
