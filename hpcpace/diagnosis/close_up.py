@@ -262,8 +262,9 @@ def _phases(evidence: Evidence, step: Ints, kinds: Sequence[Phase]) -> Iterator[
 
 
 def touching(close_up: CloseUp, places: Topology, links: Collection[str]) -> tuple[Bools, Ints]:
-    """Return which operations of a step pass some links, and which are alike: the same operation, size, and numbers of
-    members and nodes.
+    """Return which operations of a step pass some links, and which are alike.
+
+    Those are alike that have the same operation, size, and numbers of members and nodes.
 
     Both by rank and position, (num_ranks, num_positions), bool and int64.
     """

@@ -450,8 +450,10 @@ def diagnose(case: Case) -> Diagnosis:
 def _small_losses(case: Case) -> tuple[SmallLoss, ...]:
     """Return the parts of the step besides own work that are below all thresholds, and large all the same."""
     panels, least = case.panels, case.thresholds.of(HealthyThresholds).small_share
+    can_single_out = case.links is None or case.links.is_identifiable or len(np.unique(panels.node)) == 1
+    transfers = "exposed transfers take" if can_single_out else "exposed transfers (no slow link could show) take"
     parts = {
-        "exposed transfers take": panels.transfer_ns,
+        transfers: panels.transfer_ns,
         "garbage collection takes": panels.gc_ns,
         "idle devices that wait for their hosts take": panels.host_ns,
     }

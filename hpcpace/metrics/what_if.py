@@ -364,7 +364,9 @@ class Rebuilt:
 
     def gain_settled(self, change: Change) -> Gain:
         """Return what a change would bring once each rank starts its steps when it then ends those before."""
-        return self._gain(change, settled_ns(self.graph) - settled_ns(self.graph, _replaced(self, change)))
+        gain_ns = settled_ns(self.graph) - settled_ns(self.graph, _replaced(self, change))
+        follows = np.flatnonzero(np.diff(self.graph.step) == 1) + 1
+        return self._gain(change, gain_ns[follows] if len(follows) else gain_ns)
 
     def gain_beside_hosts(self, change: Change, issued: IssuedNodes) -> Gain:
         """Return what a change would bring at least if no operation comes before its host has issued it.

@@ -32,7 +32,7 @@ from hpcpace.metrics.what_if import links_change
 _BITS, _MS_PER_S = 8, 1000  # format: units
 _SHOWN_REPEATS = 10  # display: over those of others, from which repetitions are mentioned
 _MIN_REPEATS = 0.001  # display: a smaller share counts as this much
-_USUAL_TRANSFERS = (0.75, 0.9, 1.0)  # statistics: quantiles of transfers over other links; the middle one counts
+_USUAL_TRANSFERS = (0.1, 0.9, 1.0)  # statistics: quantiles of transfers over other links; the middle one counts
 _WELL_SHARE = 0.75  # display: of the usual rate, from which the other direction of a link is said to be well
 _WORDS = {
     LinkCause.FOREIGN: (

@@ -278,3 +278,11 @@ def test_more_groups_on_a_slow_link_make_its_effect_surer():
         assert culprit.effect.low < 1.0 < culprit.effect.high
         widths.append(culprit.effect.high - culprit.effect.low)
     assert widths[1] < 0.8 * widths[0]
+
+
+def test_a_pair_with_few_visible_messages_hides_no_slow_link():
+    """Messages that came before their receivers show no transfer, so that few steps have all pairs."""
+    topology = tree(1, 4)
+    groups = timed(topology, [(0, 1), (1, 2), (2, 3), (0, 3)], {"n0": 3.0})
+    groups[3].transfer_ns[5:] = np.nan
+    assert named(locate_links(groups, topology)) == [("n0",)]

@@ -85,3 +85,24 @@ def test_a_message_does_not_wait_for_one_in_front_of_it_that_ends_later():
         ],
     ]
     assert gain_of_rank_1(first, removed_ms=10) == pytest.approx(10, abs=0.1)
+
+
+def test_a_slow_message_does_not_hold_the_next_where_others_of_their_kind_overtake_each_other():
+    """The second message that rank 0 receives ends behind the slow one that it sends only because rank 1 is late."""
+    rows = [
+        lambda step: [
+            row(step, 0, 2 * step, Op.SEND, 1, 2, 9, 0),
+            row(step, 0, 2 * step, Op.RECV, 1, 3, 6, 3),
+            row(step, 0, 2 * step + 1, Op.SEND, 1, 10, 30, 0),
+            row(step, 0, 2 * step + 1, Op.RECV, 1, 11, 41, 30),
+            row(step, 1, step, Op.ALL_REDUCE, -1, 45, 46, 1),
+        ],
+        lambda step: [
+            row(step, 0, 2 * step, Op.SEND, 0, 5, 6, 0),
+            row(step, 0, 2 * step, Op.RECV, 0, 8, 9, 1),
+            row(step, 0, 2 * step + 1, Op.RECV, 0, 10, 30, 0),
+            row(step, 0, 2 * step + 1, Op.SEND, 0, 40, 41, 0),
+            row(step, 1, step, Op.ALL_REDUCE, -1, 41, 46, 5),
+        ],
+    ]
+    assert gain_of_rank_1(rows, removed_ms=20) == pytest.approx(14.5, abs=0.3)
