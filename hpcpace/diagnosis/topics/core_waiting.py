@@ -134,8 +134,8 @@ class CoreThresholds(Thresholds, topic="cores"):
     """Excess processor time, or work beyond waiting, from which a slow rank does more than to wait for a core: ranks
     that share cores differ by less."""
     clear_fault_share: float = number(0.1, "share")
-    """Loss to ranks that are late beyond their waiting for cores from which it comes first: it is certain, and what
-    waiting for cores costs is an upper bound."""
+    """Loss to ranks that are late beyond their waiting for cores, as a share of the time in which ranks do not wait for
+    cores, from which it comes first: it is certain, and what waiting costs is an upper bound."""
     singled_out_part: float = number(3.0, "times")
     """Waiting of a rank, in times of that of the others of its host, from which it is named and not the host."""
     lab_factor: float = number(2.0, "times")
@@ -233,6 +233,7 @@ def late_beyond_waiting(panels: Panels, limits: CoreThresholds, level: float) ->
 
     Steps of ranks that wait for cores differ so much that no test of single steps finds anybody. What a rank does
     besides waiting hardly varies: its mean is held against that of others by Student's t, over all ranks (Bonferroni).
+    If it is like the others, its seconds vary as theirs do, so that both count: a wait for a lock varies far more.
     """
     use = panels.cores
     if use is None or use.work is None or panels.has_device or panels.host_timed or not panels.is_role_known:
@@ -242,8 +243,11 @@ def late_beyond_waiting(panels: Panels, limits: CoreThresholds, level: float) ->
     latest: tuple[float, Straggler] | None = None
     for row in np.flatnonzero(use.work.is_any_known).tolist():
         slow = np.arange(len(panels.rank)) == row
-        found = excess_of(panels, use, slow) if (panels.role == panels.role[row]).sum() > 1 else None
-        freedom = int(use.work.num_seconds[use.work.is_any_known].min()) - 1
+        others = use.work.is_any_known & (panels.role == panels.role[row]) & ~slow
+        if not others.any():
+            continue
+        found, seconds = excess_of(panels, use, slow), use.work.num_seconds
+        freedom = int(seconds[row] + seconds[others].min()) - 2
         if found is None or freedom < 1:
             continue
         factor = float(stdtrit(freedom, 1 - level / len(panels.rank)))

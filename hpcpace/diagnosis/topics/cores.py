@@ -356,7 +356,7 @@ def find(case: Case) -> list[DiagnosisFinding]:
     ]
     cores = replace(cores, loss_share=max(cores.loss_share, *late, 0.0))
     clear = max((each.loss_share for each, part in pairs if part is not None), default=0.0)
-    if clear < limits.clear_fault_share:
+    if clear < limits.clear_fault_share * (1 - waiting.mean_share):
         return [cores]
     return [replace(cores, counted_part=min(cores.counted_part, _SECOND * clear / cores.loss_share))]
 
