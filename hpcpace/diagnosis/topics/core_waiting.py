@@ -233,7 +233,6 @@ def late_beyond_waiting(panels: Panels, limits: CoreThresholds, level: float) ->
 
     Steps of ranks that wait for cores differ so much that no test of single steps finds anybody. What a rank does
     besides waiting hardly varies: its mean is held against that of others by Student's t, over all ranks (Bonferroni).
-    If it is like the others, its seconds vary as theirs do, so that both count: a wait for a lock varies far more.
     """
     use = panels.cores
     if use is None or use.work is None or panels.has_device or panels.host_timed or not panels.is_role_known:
@@ -243,11 +242,8 @@ def late_beyond_waiting(panels: Panels, limits: CoreThresholds, level: float) ->
     latest: tuple[float, Straggler] | None = None
     for row in np.flatnonzero(use.work.is_any_known).tolist():
         slow = np.arange(len(panels.rank)) == row
-        others = use.work.is_any_known & (panels.role == panels.role[row]) & ~slow
-        if not others.any():
-            continue
-        found, seconds = excess_of(panels, use, slow), use.work.num_seconds
-        freedom = int(seconds[row] + seconds[others].min()) - 2
+        found = excess_of(panels, use, slow) if (panels.role == panels.role[row]).sum() > 1 else None
+        freedom = int(use.work.num_seconds[use.work.is_any_known].min()) - 1
         if found is None or freedom < 1:
             continue
         factor = float(stdtrit(freedom, 1 - level / len(panels.rank)))

@@ -22,7 +22,7 @@ from hpcpace.diagnosis.finding import Case, CpuQuota, DiagnosisFinding, Panels
 from hpcpace.diagnosis.measure import Selection
 from hpcpace.diagnosis.settings import DiagnosisConfig, ReportConfig
 from hpcpace.diagnosis.summary import Culprit, Mode
-from hpcpace.diagnosis.topics.core_waiting import CoreThresholds, late_beyond_waiting
+from hpcpace.diagnosis.topics.core_waiting import CoreThresholds
 from hpcpace.diagnosis.topics.cores import core_figures, find, rank_figures
 from hpcpace.diagnosis.topics.links import SlowLinkEvidence
 from hpcpace.diagnosis.topics.straggler import search_stragglers
@@ -576,15 +576,6 @@ def test_a_sleep_is_the_verdict_however_long_all_ranks_wait_for_cores():
     verdict = verdict_of(diagnose(case), hosts=HOSTS)
     assert (verdict.mode, [culprit.id for culprit in verdict.culprits]) == (Mode.STRAGGLER, ["3"])
     assert any("ranks share cores" in line for line in verdict.also)
-
-
-@each_case(("error_ms", "is_found"), [(4.0, True), (7.0, False)])
-def test_seconds_of_others_count_where_a_wait_varies_in_few_seconds(error_ms, is_found):
-    """If the rank were like the others, theirs would vary as much as its own do."""
-    case = on_cores([120, 120, 120, 160], queued=60, idle=[0, 0, 0, 40])
-    work = replace(case.panels.cores.work, num_seconds=np.full(RANKS, 4), error_ns=np.full(RANKS, error_ms * MS))
-    run = replace(case.panels, cores=replace(case.panels.cores, work=work))
-    assert (late_beyond_waiting(run, CoreThresholds(), DiagnosisConfig().level) is not None) == is_found
 
 
 def test_a_rank_beside_one_that_sleeps_is_not_named_for_waiting_as_long():
