@@ -10,6 +10,8 @@ import gc
 import sys
 import threading
 import time
+import weakref
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -20,7 +22,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from hpcpace.core.compat import loader_iterator
 from hpcpace.observe.guest import Replacements, leave_out_own_frames
 from hpcpace.observe.optimizers import OptimizerKey, Optimizers, name_of
-from hpcpace.observe.samples import BatchSizes, ParameterProbe
+from hpcpace.observe.samples import BatchSizes, ParameterProbe, has_scalar
 from hpcpace.observe.steps import StepFinder
 from hpcpace.observe.training_calls import BackwardPasses, ModuleCalls
 from hpcpace.trace.recorder import PhaseEnded, Recorder
@@ -50,10 +52,13 @@ _PLACES = (
 
 _SHORTEST_GC_NS = 50_000
 # Without gradients, a module in training mode is not evaluated but part of training: a rollout of reinforcement
-# learning, sampling, a momentum encoder.
-_FORWARD, _SAMPLING, _EVAL = range(3)
-# Nor is one in evaluation mode that is called in so many steps one after the other: a rollout, too, or a teacher.
+# learning, sampling, a momentum encoder. One in evaluation mode may be evaluated, or play a rollout as well.
+_FORWARD, _SAMPLING, _MAYBE_EVAL = range(3)
+# What happens in so many steps one after the other is no evaluation: a rollout, too, or a teacher.
 _STEPS_OF_A_HABIT = 3
+_LOSSES = "torch.nn.modules.loss"
+# memory: loaders that are remembered between two updates; an evaluation has few.
+_MAX_LOADERS = 16
 
 
 class PhaseObserver:
@@ -110,6 +115,8 @@ class PhaseObserver:
         self._optimizers: list[tuple[int, int]] = []  # a stack: ZeroRedundancyOptimizer steps one inside its own step
         self._stepped_inside: dict[OptimizerKey, str] = {}
         self._eval_loop: tuple[int, int] | None = None
+        self._has_loss = False
+        self._loaders: deque[weakref.ref[Any]] = deque(maxlen=_MAX_LOADERS)  # iterators read since the last training
         self._evaluates_since_ns = self._num_evaluated = 0
         self._under_way: tuple[Phase, int] | None = None
         self._begin_ns = self._gc_begin_ns = 0
@@ -180,7 +187,7 @@ class PhaseObserver:
     def source(self) -> str:
         """How phases were seen, in words."""
         counts = ", ".join(f"{phase.name.lower()} {self._num_rows[phase]}" for phase in self.seen)
-        habit = ", other those without in training mode or in each step" if self._num_rows[Phase.OTHER] else ""
+        habit = ", other those without that show no evaluation" if self._num_rows[Phase.OTHER] else ""
         calls = f"forward and eval are outermost module calls with and without gradients{habit}"
         return f"{calls}; intervals: {counts or 'none'}"
 
@@ -208,7 +215,7 @@ class PhaseObserver:
             self.steps.rows_wait()
         if not torch.is_grad_enabled():
             self._evaluates_since_ns = self._evaluates_since_ns or time.monotonic_ns()
-            return _SAMPLING if module.training else _EVAL
+            return self._kind_without_gradients(module)
         self._end_eval_loop()
         if self.steps is not None:
             self._work_begins()
@@ -220,7 +227,14 @@ class PhaseObserver:
                 self._degrade(error)
         return _FORWARD
 
-    def _call_ends(self, kind: int, begin_ns: int) -> None:
+    def _kind_without_gradients(self, module: Any) -> int:
+        is_open = self._eval_loop is not None
+        if next(module.parameters(), None) is None:  # without parameters, its mode means nothing
+            self._has_loss |= is_open and type(module).__module__ == _LOSSES
+            return _MAYBE_EVAL if is_open else _SAMPLING
+        return _SAMPLING if module.training else _MAYBE_EVAL
+
+    def _call_ends(self, kind: int, begin_ns: int, result: Any) -> None:
         if kind == _FORWARD:
             self._add(Phase.FORWARD, begin_ns)
             return
@@ -231,8 +245,7 @@ class PhaseObserver:
             self._add(Phase.OTHER, begin_ns)
             return
         self._without_gradients = True
-        if not self._is_habit:
-            self._flags |= StepFlag.EVAL
+        self._has_loss = self._has_loss or has_scalar(result)
         # An evaluation goes on between its calls: with loading, losses and averages.
         self._eval_loop = (begin_ns if self._eval_loop is None else self._eval_loop[0], self._now())
 
@@ -240,7 +253,19 @@ class PhaseObserver:
         self._evaluates_since_ns = 0
         if self._eval_loop is not None:
             (begin_ns, end_ns), self._eval_loop = self._eval_loop, None
-            self._add(Phase.OTHER if self._is_habit else Phase.EVAL, begin_ns, end_ns)
+            is_eval = self._shows_evaluation() and not self._is_habit
+            if is_eval:
+                self._flags |= StepFlag.EVAL
+            self._add(Phase.EVAL if is_eval else Phase.OTHER, begin_ns, end_ns)
+        self._has_loss = False
+        self._loaders.clear()
+
+    def _shows_evaluation(self) -> bool:
+        """Return whether there was a loss, or the whole of a loader was read: a rollout has neither.
+
+        The loader of prompts, or of a student whose teacher this was, goes on after it.
+        """
+        return self._has_loss or any(loader() is None for loader in self._loaders)
 
     @property
     def _is_habit(self) -> bool:
@@ -319,6 +344,8 @@ class PhaseObserver:
             try:
                 batch = fetch(loader)
             except BaseException as error:
+                # Its iterator may be kept for the next time.
+                self._has_loss |= isinstance(error, StopIteration) and self._eval_loop is not None
                 leave_out_own_frames(error)
                 raise
             finally:
@@ -326,6 +353,7 @@ class PhaseObserver:
                     self._calls.is_inside = False
                 self._under_way = outer
                 self._add(Phase.DATA, begin_ns)
+            self._loaders.append(weakref.ref(loader))
             if self.steps is not None:
                 self.samples.fetched(batch, loader)
             return batch

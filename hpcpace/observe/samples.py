@@ -232,6 +232,17 @@ def _first_tensor(value: Any, depth: int = _DEPTH) -> torch.Tensor | None:
     return None
 
 
+def has_scalar(value: Any, depth: int = _DEPTH) -> bool:
+    """Return whether what a module returns has a single number in it, as a loss is."""
+    if isinstance(value, torch.Tensor):
+        return value.ndim == 0
+    if not depth or value is None:
+        return False
+    is_sequence = isinstance(value, (tuple, list))
+    parts = value if is_sequence else value.values() if isinstance(value, (dict, Mapping)) else ()
+    return any(has_scalar(part, depth - 1) for part in parts)
+
+
 def _has_batch_alone(module: Any) -> bool:
     """Return whether each rank gives a module batches of its own, as far as its class shows."""
     if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:

@@ -30,7 +30,7 @@ class ModuleCalls:
 
     Args:
         begins: called before a call, with the module and its arguments; returns what `ends` gets.
-        ends: called after it with the result of `begins` and when the call began.
+        ends: called after it with the result of `begins`, when the call began, and what it returned.
         now: the clock.
 
     Attributes:
@@ -43,7 +43,7 @@ class ModuleCalls:
     def __init__(
         self,
         begins: Callable[[Any, Any, Any], int],
-        ends: Callable[[int, int], None],
+        ends: Callable[[int, int, Any], None],
         *,
         now: Callable[[], int] = time.monotonic_ns,
     ) -> None:
@@ -89,19 +89,21 @@ class ModuleCalls:
         def observed(self: Any, *args: Any, **kwargs: Any) -> Any:
             is_outermost = False
             kind = begin_ns = 0
+            result = None
             try:
                 if not (calls.is_inside or is_compiling() or this_thread() != calls.thread):
                     calls.is_inside = is_outermost = True
                     kind = begins(self, args, kwargs)
                     begin_ns = clock()
-                return original(self, *args, **kwargs)
+                result = original(self, *args, **kwargs)
+                return result
             except BaseException as error:
                 leave_out_own_frames(error)
                 raise
             finally:
                 if is_outermost:
                     calls.is_inside = False
-                    ends(kind, begin_ns)
+                    ends(kind, begin_ns, result)
 
         return observed
 

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, Dataset
 
 import hpcpace
 from hpcpace.trace.attempt_reader import read_attempt
-from hpcpace.trace.schema import Phase
+from hpcpace.trace.schema import Phase, StepFlag
 from hpcpace.world.clock import ClockSync
 
 STEPS = 40
@@ -196,9 +196,83 @@ def test_a_rollout_in_each_step_is_no_evaluation(tmp_path: Path, mode: str) -> N
 
     num_steps, phases, trace = traced(tmp_path / "run", loop)
     assert num_steps == STEPS
-    expected = (0, 5 * STEPS) if mode == "train" else (3, STEPS - 3)
-    assert (phases[Phase.EVAL], phases[Phase.OTHER]) == expected
-    assert "in training mode or in each step" in b" ".join(trace.tables["events"]["text"].tolist()).decode()
+    assert (phases[Phase.EVAL], phases[Phase.OTHER]) == (0, 5 * STEPS if mode == "train" else STEPS)
+    assert "other those without that show no evaluation" in b" ".join(trace.tables["events"]["text"].tolist()).decode()
+
+
+@pytest.mark.parametrize("has_prompts", [False, True])
+def test_a_rollout_before_several_updates_is_no_evaluation(tmp_path: Path, has_prompts: bool) -> None:
+    """As PPO does it, and as a language model does it that answers the prompts of a loader."""
+
+    def loop() -> None:
+        policy = nn.Linear(WIDTH, WIDTH)
+        optimizer = torch.optim.Adam(policy.parameters())
+        prompts = iter(DataLoader(torch.ones(STEPS, WIDTH), batch_size=1))
+        for _ in range(STEPS // 4):
+            seen = next(prompts) if has_prompts else batch()
+            policy.eval()
+            with torch.no_grad():
+                for _ in range(3):
+                    seen = policy(seen)
+            policy.train()
+            for part in DataLoader(torch.cat([seen] * 4), batch_size=len(seen)):
+                policy(part).square().mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+
+    num_steps, phases, trace = traced(tmp_path / "run", loop)
+    assert num_steps == STEPS
+    assert (phases[Phase.EVAL], phases[Phase.OTHER]) == (0, STEPS // 4)
+    assert not (trace.tables["steps"]["flags"] & StepFlag.EVAL).any()
+
+
+class WithLoss(nn.Linear):
+    """Returns a loss, too, as models of language do."""
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return {"logits": super().forward(x), "loss": super().forward(x).square().mean()}
+
+
+def read_whole(model: nn.Module, loader: Any) -> None:
+    for x in loader:
+        model(x)
+
+
+def read_once(model: nn.Module, loader: Any) -> None:
+    model(next(iter(loader)))
+
+
+def with_loss(model: nn.Module, _: Any) -> None:
+    WithLoss(WIDTH, WIDTH).eval()(batch())
+
+
+def with_criterion(model: nn.Module, _: Any) -> None:
+    for _ in range(2):
+        nn.MSELoss()(nn.Softmax(-1)(model(batch())), batch())
+
+
+@pytest.mark.parametrize(
+    ("evaluate", "workers"), [(read_whole, 0), (read_whole, 1), (read_once, 0), (with_loss, 0), (with_criterion, 0)]
+)
+def test_a_loss_or_the_end_of_a_loader_shows_an_evaluation(tmp_path: Path, evaluate: Any, workers: int) -> None:
+    def loop() -> None:
+        model, lasting = nn.Linear(WIDTH, WIDTH), {"num_workers": workers, "persistent_workers": bool(workers)}
+        loader: Any = DataLoader(torch.ones(4, WIDTH), batch_size=2, **lasting)
+        optimizer = torch.optim.Adam(model.parameters())
+        for number, x in enumerate(DataLoader(torch.ones(STEPS, WIDTH), batch_size=1)):
+            model(x).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            if number % 4 == 3:
+                model.eval()
+                with torch.no_grad():
+                    evaluate(model, loader)
+                model.train()
+
+    num_steps, phases, trace = traced(tmp_path / "run", loop)
+    assert num_steps == STEPS
+    assert (phases[Phase.EVAL], phases[Phase.OTHER]) == (STEPS // 4, 0)
+    assert (trace.tables["steps"]["flags"] & StepFlag.EVAL > 0).sum() == STEPS // 4 - 1, "the last is behind all steps"
 
 
 def test_no_step_compares_clocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
