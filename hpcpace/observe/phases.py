@@ -334,12 +334,17 @@ class PhaseObserver:
         return timed
 
     def _timed_fetch(self, fetch: Callable[..., Any]) -> Callable[..., Any]:
+        this_thread = threading.get_ident
+
         def timed(loader: Any) -> Any:
             if torch.compiler.is_compiling():
                 return fetch(loader)
-            self._work_begins()
-            begin_ns = self._now()
-            outer, self._under_way = self._under_way, (Phase.DATA, begin_ns)
+            # What another thread reads ahead takes no time from a step.
+            begin_ns, outer, is_seen = 0, self._under_way, this_thread() == self._calls.thread
+            if is_seen:
+                self._work_begins()
+                begin_ns = self._now()
+                self._under_way = Phase.DATA, begin_ns
             is_hidden = self._calls.hide()
             try:
                 batch = fetch(loader)
@@ -351,11 +356,12 @@ class PhaseObserver:
             finally:
                 if is_hidden:
                     self._calls.is_inside = False
-                self._under_way = outer
-                self._add(Phase.DATA, begin_ns)
+                if is_seen:
+                    self._under_way = outer
+                    self._add(Phase.DATA, begin_ns)
             self._loaders.append(weakref.ref(loader))
             if self.steps is not None:
-                self.samples.fetched(batch, loader)
+                self.samples.fetched(batch, loader, is_ahead=not is_seen)
             return batch
 
         return timed
@@ -431,14 +437,14 @@ class PhaseObserver:
         return whole
 
     def _optimizer_begins(self, optimizer: Any, *_: Any) -> None:
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() or threading.get_ident() in self.backward.others:
             return
         self._end_eval_loop()
         self._optimizers.append((id(optimizer), self._now()))
 
     def _optimizer_ends(self, optimizer: Any, *_: Any) -> None:
         identity = id(optimizer)
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() or threading.get_ident() in self.backward.others:
             return
         if all(identity != begun for begun, _ in self._optimizers):
             if self._optimizers or self._known.have_stepped:

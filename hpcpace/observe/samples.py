@@ -116,12 +116,12 @@ class BatchSizes:
         self._counts_once: dict[int, bool] = {}
         self._is_shared = False
 
-    def fetched(self, batch: Any, loader: Any) -> None:
-        """Note a batch that a loader's iterator has returned."""
+    def fetched(self, batch: Any, loader: Any, *, is_ahead: bool = False) -> None:
+        """Note a batch that a loader's iterator has returned, to the thread that trains or to one that reads ahead."""
         size = first_dimension(batch)
         if size:
             self._has_loader = True
-            self._fetched.append(_Fetched(size, weakref.ref(loader)))
+            self._fetched.append(_Fetched(size, weakref.ref(loader), is_ahead))
             if (
                 len(self._fetched) > _MAX_FETCHED
             ):  # no module gets them; they count at the end of the step, which may be far
@@ -164,9 +164,10 @@ class BatchSizes:
         """Return the samples since the last call; 0 where ranks share them."""
         self.optimizer_ended()
         # What no module has got, as in a step with several loaders, counts as well, but not the batch fetched ahead.
-        alive = [batch for batch in self._fetched if batch.loader() is not None]
+        ahead = [batch for batch in self._fetched if batch.is_ahead]
+        alive = [batch for batch in self._fetched if batch.loader() is not None and not batch.is_ahead]
         self._num_used += sum(batch.size for batch in alive[:-1])
-        self._fetched = alive[-1:]
+        self._fetched = [*ahead, *alive[-1:]]
         self._evaluated.clear()
         num_samples = self._num_used if self._has_loader else self._most
         self._num_used = self._most = 0
@@ -208,6 +209,7 @@ class BatchSizes:
 class _Fetched:
     size: int
     loader: weakref.ref[Any]
+    is_ahead: bool = False
 
 
 def first_dimension(value: Any, depth: int = _DEPTH) -> int:

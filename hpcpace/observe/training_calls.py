@@ -11,13 +11,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import wraps
 from typing import Any
 
 import torch
 
-from hpcpace.core.compat import queue_final_callback, tell_dynamo
+from hpcpace.core.compat import is_in_backward, queue_final_callback, tell_dynamo
 from hpcpace.observe.guest import Replacements, leave_out_own_frames
 from hpcpace.observe.pacing import Arrival, Pacer
 from hpcpace.trace.schema import Phase
@@ -35,7 +35,7 @@ class ModuleCalls:
 
     Attributes:
         is_inside: whether a module or a backward pass is running; then nothing is reported.
-        thread: the thread that trains: the one that made this, until another one runs a backward pass.
+        thread: the thread that trains: the one that made this, until BackwardPasses follows another one.
     """
 
     __slots__ = ("_begins", "_ends", "_now", "_observed", "_original", "is_inside", "thread")
@@ -109,11 +109,15 @@ class ModuleCalls:
 
 
 _ENGINE = "_engine_run_backward"
+# So many backward passes of another thread, and none of the one that is followed: it has taken the training over.
+_MANY_OF_ANOTHER = 16
 
 
 @dataclass(eq=False)
 class BackwardPasses:
     """Wraps the functions of torch that compute gradients.
+
+    Threads that train at the same time, each a model of its own, would make a mix of steps: one of them is followed.
 
     Attributes:
         calls: learns that modules are inside a backward pass, where checkpointed ones run again, and who trains.
@@ -124,6 +128,7 @@ class BackwardPasses:
         now: the clock.
         pacer: called where the caller waits for gradients, and may delay it; None if the job is not paced.
         depth: backward passes that are running; one may call another.
+        others: threads that train beside the one that is followed.
     """
 
     calls: ModuleCalls
@@ -135,6 +140,9 @@ class BackwardPasses:
     now: Callable[[], int]
     pacer: Pacer | None = None
     depth: int = 0
+    others: set[int] = field(default_factory=set)
+    _has_trained: bool = False
+    _num_of_others: int = 0
 
     def install(self, cleanup: Replacements) -> None:
         """Begin to observe, until the stack closes.
@@ -149,11 +157,29 @@ class BackwardPasses:
         if hasattr(over_rpc, "backward"):
             cleanup.replace(over_rpc, "backward", self._timed)
 
+    def _follows(self, thread: int) -> bool:
+        """Return whether a backward pass of a thread is one of the training that is followed, or of nobody's so far."""
+        if thread == self.calls.thread:
+            self._has_trained, self._num_of_others = True, 0
+            return True
+        if is_in_backward():
+            return True
+        self._num_of_others += 1
+        # A frame is there of each thread that lives. The last steps of another one are not worth to follow it.
+        is_beside = thread in self.others or self.calls.thread in sys._current_frames()
+        if self._has_trained and is_beside and self._num_of_others < _MANY_OF_ANOTHER:
+            self.others.add(thread)
+            return False
+        if not self.depth:
+            self.calls.thread, self._has_trained, self._num_of_others = thread, True, 0
+            self.others.discard(thread)
+        return True
+
     def _timed(self, run: Callable[..., Any]) -> Callable[..., Any]:
-        is_compiling, now = torch.compiler.is_compiling, self.now
+        is_compiling, now, this_thread = torch.compiler.is_compiling, self.now, threading.get_ident
 
         def timed(tensors: Any, *args: Any, **kwargs: Any) -> Any:
-            if is_compiling():
+            if is_compiling() or not self._follows(this_thread()):
                 return run(tensors, *args, **kwargs)
             local_end_ns: list[int] = []
             arrivals: list[Arrival] = []
@@ -164,7 +190,6 @@ class BackwardPasses:
                 handle = self._at_local_end(tensors, local_end_ns, arrivals)
             is_inside, self.calls.is_inside = self.calls.is_inside, True
             if not self.depth:
-                self.calls.thread = threading.get_ident()
                 self.begins()
             self.depth += 1
             begin_ns = now()

@@ -278,3 +278,21 @@ def test_steps_without_a_backward_pass_are_recorded(trace: Run, tmp_path: Path) 
     result = trace(script)
     assert (result.returncode, result.stdout) == (0, "0.0\n"), result.stderr
     assert _ranks_and_steps(tmp_path / "run") == [(0, 1, 4)]
+
+
+def test_the_summary_of_torchrun_has_the_traceback_of_the_script(torchrun: Run, python: Run, tmp_path: Path) -> None:
+    script = tmp_path / "mine.py"
+    script.write_text("import torch\n\n\ndef train():\n    raise RuntimeError('no more data')\n\n\ntrain()\n")
+    for is_recorded in (False, True):
+        if is_recorded:
+            script.write_text(
+                f"from torch.distributed.elastic.multiprocessing.errors import record\n"
+                f"{script.read_text().replace('def', '@record' + chr(10) + 'def', 1)}"
+            )
+        result = torchrun(1, *TRACE, "--run-dir", tmp_path / "run", "--", script)
+        assert result.returncode == 1
+        summary = result.stderr[result.stderr.index("hpcpace FAILED") :]
+        assert summary.count(f'File "{script}", line') == 2 - is_recorded
+        assert "RuntimeError: no more data" in summary and "To enable traceback" not in summary
+    below = python(*TRACE, "--", "-m", "torch.distributed.run", "--standalone", script)
+    assert below.returncode == 1 and "mine.py FAILED" in below.stderr

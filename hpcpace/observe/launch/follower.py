@@ -8,8 +8,11 @@ those that only launch ranks, are left alone.
 from __future__ import annotations
 
 import atexit
+import json
 import os
 import sys
+import time
+import traceback
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import fields
@@ -41,6 +44,20 @@ if TYPE_CHECKING:
 _SEE_WARNING = "see the warning above"
 _SWITCHED_OFF = "trace.enabled is off; `hpcpace config trace` says by whom"
 _PLACE_TIMEOUT_S = 5.0
+_ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
+
+
+def leave_error_to_torchrun(path: str) -> None:
+    """Write the error that ends the script to where torchrun's summary takes it from, as torch's `record` does.
+
+    That summary is headed by hpcpace, which torchrun started; so it has at least the traceback of the script.
+    """
+    error = getattr(sys, "last_value", None)
+    if not isinstance(error, Exception) or os.path.exists(path):
+        return
+    shown = {"py_callstack": "".join(traceback.format_exception(error)), "timestamp": str(int(time.time()))}
+    with suppress(OSError):
+        Path(path).write_text(json.dumps({"message": {"message": repr(error), "extraInfo": shown}}))
 
 
 class ProcessEnd:
@@ -156,6 +173,8 @@ class Follower:
         self._stop_waiting: list[Callable[[], None]] = []
         if self._is_last:
             atexit.register(self._tell)
+            if path := process_environ().get(_ERROR_FILE):
+                atexit.register(leave_error_to_torchrun, path)
 
     def follow(self, module: Any) -> None:
         """Follow what a module does that has just been imported: torch's groups, torch as a whole, or a session."""

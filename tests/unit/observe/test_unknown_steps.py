@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from queue import Queue
 from typing import Any
 
 import pytest
@@ -273,6 +274,72 @@ def test_a_loss_or_the_end_of_a_loader_shows_an_evaluation(tmp_path: Path, evalu
     assert num_steps == STEPS
     assert (phases[Phase.EVAL], phases[Phase.OTHER]) == (STEPS // 4, 0)
     assert (trace.tables["steps"]["flags"] & StepFlag.EVAL > 0).sum() == STEPS // 4 - 1, "the last is behind all steps"
+
+
+def in_threads() -> None:
+    """Train two models in two threads, update by update in turn."""
+    turns = [threading.Semaphore(1), threading.Semaphore(0)]
+
+    def train(number: int) -> None:
+        model = nn.Linear(WIDTH, WIDTH)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        for _ in range(STEPS):
+            turns[number].acquire()
+            model(batch()).square().mean().backward()
+            optimizer.step()
+            turns[1 - number].release()
+
+    threads = [threading.Thread(target=train, args=[number]) for number in (0, 1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def test_of_two_threads_that_train_one_is_followed(tmp_path: Path) -> None:
+    num_steps, phases, _ = traced(tmp_path / "run", in_threads)
+    assert num_steps == phases[Phase.BACKWARD] == phases[Phase.OPTIMIZER] == STEPS
+
+
+def test_training_that_goes_on_in_another_thread_is_followed(tmp_path: Path) -> None:
+    """One thread for each epoch, or the main one first and then another for good."""
+
+    def loop() -> None:
+        model = nn.Linear(WIDTH, WIDTH)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+        def train() -> None:
+            for _ in range(STEPS // 4):
+                model(batch()).square().mean().backward()
+                optimizer.step()
+
+        for _ in range(4):
+            thread = threading.Thread(target=train)
+            thread.start()
+            thread.join()
+
+    assert traced(tmp_path / "run", loop)[0] == STEPS
+
+
+def test_what_a_thread_reads_ahead_takes_no_time_from_a_step(tmp_path: Path) -> None:
+    def loop() -> None:
+        model, read = nn.Linear(WIDTH, WIDTH), Queue[Any](2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+        def read_ahead() -> None:
+            for x in DataLoader(torch.ones(2 * STEPS, WIDTH), batch_size=2):
+                read.put(x)
+
+        thread = threading.Thread(target=read_ahead)
+        thread.start()
+        for _ in range(STEPS):
+            model(read.get()).square().mean().backward()
+            optimizer.step()
+        thread.join()
+
+    num_steps, phases, trace = traced(tmp_path / "run", loop)
+    assert num_steps == STEPS and Phase.DATA not in phases
+    assert set(trace.tables["steps"]["samples"].tolist()) == {2}
 
 
 def test_no_step_compares_clocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
