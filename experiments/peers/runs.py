@@ -108,10 +108,17 @@ def _group() -> Iterator[tuple[list[str], Path]]:
     try:
         yield ["sh", "-c", f'echo $$ > {group}/cgroup.procs && exec "$@"', "sh"], group / "cpuacct.usage"
     finally:
-        for pid in (group / "cgroup.procs").read_text().split():
-            os.kill(int(pid), signal.SIGKILL)  # what a tool has left running
-        time.sleep(0.5)
+        _end_all(group / "cgroup.procs")
         group.rmdir()
+
+
+def _end_all(members: Path) -> None:
+    """End what a tool has left running, and wait until it is gone: a group is removed only when it is empty."""
+    while pids := members.read_text().split():
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                os.kill(int(pid), signal.SIGKILL)
+        time.sleep(0.1)
 
 
 def _read_s(usage: Path) -> float:

@@ -45,6 +45,7 @@ _SEE_WARNING = "see the warning above"
 _SWITCHED_OFF = "trace.enabled is off; `hpcpace config trace` says by whom"
 _PLACE_TIMEOUT_S = 5.0
 _ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
+_REPLICA = "REPLICA_GROUP_ID"  # of torchft, whose replica groups are started one by one
 
 
 def leave_error_to_torchrun(path: str) -> None:
@@ -329,7 +330,8 @@ class Follower:
             return True  # the session says what is wrong, once for all ranks
 
     def _run_dir(self) -> str:
-        find = partial(run_place, self._launch, process_redaction().command(sys.argv))
+        command, replica = process_redaction().command(sys.argv), process_environ().get(_REPLICA, "")
+        find = partial(run_place, self._launch, command, replica)
         # A file system that hangs must not keep the job from training.
         return in_time(find, _PLACE_TIMEOUT_S, "its file system")
 

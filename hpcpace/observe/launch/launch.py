@@ -170,21 +170,22 @@ def _entries(environ: Mapping[str, str]) -> list[str]:
     return path.split(os.pathsep) if path else []
 
 
-def run_place(launch: Launch, command: Sequence[str]) -> str:
+def run_place(launch: Launch, command: Sequence[str], replica: str = "") -> str:
     """Return the run directory for this rank's job; that of rank 0 counts.
 
     Restarts of the same command under the same launch are attempts of one run. A launch that runs several commands, as
-    a shell script may, gives each its own run directory.
+    a shell script may, gives each its own run directory, and so do replicas that run at the same time.
 
     Args:
         launch: the launch that this process belongs to.
         command: sys.argv of this process, without secrets.
+        replica: the number of this replica of the job, as torchft counts them; empty without any.
     """
-    place = launch.run_dir
+    base = place = f"{launch.run_dir}-replica-{replica}" if replica.isdecimal() else launch.run_dir
     for number in count(2):
         if _takes(RunDirectory(Path(place)), launch, list(command)):
             break
-        place = f"{launch.run_dir}-{number}"
+        place = f"{base}-{number}"
     return place
 
 

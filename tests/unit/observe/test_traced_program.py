@@ -223,6 +223,16 @@ def test_a_run_with_a_record_that_is_none_is_not_that_of_the_launch(tmp_path: Pa
     assert run_place(replace(LAUNCH, run_dir=str(run.path)), ["train.py"]) == f"{run.path}-2"
 
 
+def test_replicas_of_a_job_have_runs_of_their_own(tmp_path: Path) -> None:
+    mine = replace(LAUNCH, run_dir=str(tmp_path / "run"))
+    assert [run_place(mine, ["train.py"], replica) for replica in ("0", "1", "../1", "")] == [
+        f"{tmp_path}/run-replica-0",
+        f"{tmp_path}/run-replica-1",
+        f"{tmp_path}/run",
+        f"{tmp_path}/run",
+    ]
+
+
 _SEES_US = """
 import os, sys
 import hpcpace
