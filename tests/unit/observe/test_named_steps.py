@@ -41,7 +41,7 @@ def _loop(inner: Any) -> None:
         if iteration == 0:
             model.eval()
             with torch.no_grad():
-                model(batch)
+                nn.MSELoss()(model(batch), batch[:, :1])
             model.train()
         inner.step(samples=7)
 
