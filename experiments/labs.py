@@ -249,7 +249,8 @@ class DrillSite:
         self.queue.run("scancel", "--user=root")
 
 
-_WEIGHT_OF_HOSTS = 256
+WEIGHT_OF_HOSTS = 256
+"""As `weigh_hosts` takes it: with so much, other work of the machine takes only the time in which ranks wait."""
 _POLL_INTERVAL_S = 0.25
 _MAX_QUERIES = 5
 _UNFINISHED = {
@@ -260,9 +261,9 @@ _UNFINISHED = {
 
 @contextmanager
 def heavy_lab(config: LabConfig) -> Iterator[Lab]:
-    """Boot a lab with so much weight on its machine that other work takes only the time in which its ranks wait."""
+    """Boot a lab whose hosts outweigh all other work of the machine."""
     with Lab.up(config) as lab:
-        weigh_hosts(config.name, _WEIGHT_OF_HOSTS)
+        weigh_hosts(config.name, WEIGHT_OF_HOSTS)
         yield lab
 
 

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from experiments.labs import inject
+from experiments.labs import WEIGHT_OF_HOSTS, inject
 from experiments.links.hosts import TrainingHosts
 from experiments.pages import counted, read_toml, table, write_page
 from hpcpace.core.config import Config
@@ -31,6 +31,7 @@ from hpcpace.core.rundir import RunDirectory, write_json
 from hpcpace.diagnosis.analyze import analyze_traces
 from hpcpace.diagnosis.evidence import TABLES_USED
 from hpcpace.diagnosis.measure import Selection
+from hpcpace.lab.hosts import weigh_hosts
 from hpcpace.lab.lab import Lab
 from hpcpace.lab.settings import LabConfig
 from hpcpace.metrics.resampling import share_of
@@ -215,8 +216,12 @@ def run_jobs(chosen: Sequence[LinkJob], folder: Path, *, minutes: float) -> None
 
 
 def run_job(lab: Lab, hosts: TrainingHosts, job: LinkJob, folder: Path) -> None:
-    """Run one job with its fault, and write down what was true."""
+    """Run one job with its fault, and write down what was true.
+
+    Its hosts outweigh all other work of the machine, or share it as hosts do where that is the case.
+    """
     folder.mkdir(parents=True, exist_ok=True)
+    weigh_hosts(lab.files.name, len(lab.plan.hosts) if job.num_busy else WEIGHT_OF_HOSTS)
     begin_s = time.monotonic()
     fault_ids = [] if job.is_late else [inject(lab, *words) for words in job.faults]
     others = tuple(host.name for host in lab.plan.hosts if host.name not in job.hosts)
@@ -240,9 +245,12 @@ def run_job(lab: Lab, hosts: TrainingHosts, job: LinkJob, folder: Path) -> None:
 
 @contextmanager
 def _busy_processes(number: int) -> Iterator[None]:
-    """Keep the machine's cores busy by as many processes, outside of the lab, during the `with` statement."""
+    """Keep the machine's cores busy by as many processes, outside of the lab, during the `with` statement.
+
+    Each is a session: the processes of one share the weight of one (sched(7), autogroup).
+    """
     loop = [sys.executable, "-S", "-c", "while True: pass"]
-    running = [subprocess.Popen(loop) for _ in range(number)]
+    running = [subprocess.Popen(loop, start_new_session=True) for _ in range(number)]
     try:
         yield
     finally:
