@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import product, takewhile
+from operator import eq
 
 import numpy as np
 
@@ -25,7 +26,9 @@ _FROM_ROOT = frozenset({"broadcast", "scatter"})
 MAX_MEMBERS = 1 << 21
 """Of all unfinished operations that are looked at, a hundred of a group of 16,384 ranks; the oldest ones come first."""
 
-_Called = tuple[str, int, int, int]  # what all members call alike: operation, root, size, and part of it
+# What all members call alike: operation, root, size, part of it, and type of elements.
+_Called = tuple[str, int, int, int, str]
+_UNKNOWN = (-1, -1, -1, "")
 Place = tuple[Channel, int]
 """An operation: its channel, and its number there."""
 
@@ -196,7 +199,9 @@ class Waits:
         for rank in members:
             if call := self._calls.get((rank, channel, seq)):
                 size = max(call.size_bytes, call.num_elements) if call.op in _EQUAL_SIZES else -1
-                called.setdefault((call.op, call.root, size, call.part_bytes), []).append(rank)
+                # A barrier has a tensor of torch's own, whose type depends on the release.
+                dtype = call.dtype if call.op != "barrier" else ""
+                called.setdefault((call.op, call.root, size, call.part_bytes, dtype), []).append(rank)
         parts = _joined(called)
         return tuple(sorted(map(tuple, parts), key=lambda part: (-len(part), part))) if len(parts) > 1 else ()
 
@@ -204,16 +209,17 @@ class Waits:
 def _joined(called: dict[_Called, list[int]]) -> list[list[int]]:
     """Join parts that differ only in what is not known of one of them; ranks that fit several parts are in none."""
     parts: list[list[int]] = []
-    # The parts for each operation, root and sizes, and for what fits any root or size.
+    # The parts for each way of calling it, and for what fits any root, size or type.
     fitting: dict[_Called, list[int]] = {}
-    known_first = sorted(called.items(), key=lambda item: (item[0].count(-1), item[0]))
-    for (op, root, size, part), ranks in known_first:
-        if places := fitting.get((op, root, size, part)):
+    known_first = sorted(called.items(), key=lambda item: (sum(map(eq, item[0][1:], _UNKNOWN)), item[0]))
+    for key, ranks in known_first:
+        if places := fitting.get(key):
             if len(places) == 1:
                 parts[places[0]].extend(ranks)
             continue
-        for key in dict.fromkeys(product((op,), (-1, root), (-1, size), (-1, part))):
-            fitting.setdefault(key, []).append(len(parts))
+        op, root, size, part, dtype = key
+        for wider in dict.fromkeys(product((op,), (-1, root), (-1, size), (-1, part), ("", dtype))):
+            fitting.setdefault(wider, []).append(len(parts))
         parts.append(list(ranks))
     return [sorted(ranks) for ranks in parts]
 
@@ -237,19 +243,18 @@ class Graph:
     waits: Waits
     edges: dict[int, Mapping[int, Place]] = field(default_factory=dict)
     odd: dict[int, Call] = field(default_factory=dict)
-    _held_up: dict[Place, list[int]] = field(default_factory=dict)
-    _behind: dict[int, set[Place]] = field(default_factory=dict)
     _shared: dict[tuple[Place, ...], dict[int, Place]] = field(default_factory=dict)
     _num_edges: int = 0
 
     def __post_init__(self) -> None:
         for rank in self.waits.open_calls.keys() - self.gone:
             places: list[Place] = []
-            for call, meeting in self.waits.steps(rank):
+            for at, (call, meeting) in enumerate(self.waits.steps(rank)):
                 if meeting.is_left and not places:
-                    self.odd[rank] = call
+                    # Behind another one that does not move, it may only be queued.
+                    self.odd |= {rank: call} if at == 0 else {}
                     break
-                if meeting.needed:
+                if meeting.needed and (at == 0 or call.is_aligned):
                     places.append((call.channel, call.seq))
             if places:
                 self.edges[rank] = self._needed(tuple(places))
@@ -271,31 +276,14 @@ class Graph:
         return self._shared[places]
 
     def _queued(self, rank: int) -> dict[int, Place]:
-        """Return the peers of a rank's operations that all have entered, but that are held up before them."""
-        return {
-            peer: (call.channel, call.seq)
-            for call, _ in self.waits.steps(rank)
-            for peer in self._held_up_inside(call.channel, call.seq)
-            if peer != rank
-        }
+        """Return the peers that have entered the first open call of a rank behind another one that does not move."""
+        call, meeting = next(self.waits.steps(rank))
+        behind = (peer for peer, theirs in meeting.inside.items() if self.waits.open_calls[peer][0] is not theirs)
+        return {peer: (call.channel, call.seq) for peer in behind if peer != rank}
 
-    def _held_up_inside(self, channel: Channel, seq: int) -> list[int]:
-        """Return the ranks that have entered an operation, but are held up before it."""
-        if (channel, seq) not in self._held_up:
-            self._held_up[channel, seq] = [
-                rank
-                for rank, call in self.waits.meetings[channel, seq].inside.items()
-                if rank in self.odd or rank in self.gone or self._is_held_up_before(rank, call)
-            ]
-        return self._held_up[channel, seq]
-
-    def _is_held_up_before(self, rank: int, call: Call) -> bool:
-        """Return whether a rank waits for others in an operation that it has called before this one."""
-        if rank not in self._behind:
-            steps = list(self.waits.steps(rank))
-            first = next((index for index, (_, meeting) in enumerate(steps) if meeting.needed), len(steps))
-            self._behind[rank] = {(later.channel, later.seq) for later, _ in steps[first + 1 :]}
-        return (call.channel, call.seq) in self._behind[rank]
+    def are_first(self, meeting: Meeting) -> bool:
+        """Return whether no member has another open call before its own: behind that, it may only be queued."""
+        return all(self.waits.open_calls[rank][0] is call for rank, call in meeting.inside.items())
 
     @cached_property
     def gone(self) -> set[int]:

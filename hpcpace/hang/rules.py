@@ -56,7 +56,7 @@ def find_hang(job: JobView, *, least_ns: int = 0) -> Hang | None:
     if not entered_ns or (are_known and job.now_ns - min(known_ns) < least_ns):
         return None
     graph = Graph(waits)
-    for rule in (_shifted, _mismatch, _roots, _unrecorded, _circle, _crossed, _silent, _behind, _all_inside):
+    for rule in (_shifted, _mismatch, _roots, _unrecorded, _crossed, _circle, _silent, _behind, _all_inside):
         if hang := rule(graph):
             return hang
     return _hang(graph, HangKind.UNKNOWN, call=graph.oldest, reason="those that waited in it have ended, too")
@@ -241,7 +241,9 @@ def _alone(graph: Graph) -> set[int]:
 def _circle(graph: Graph) -> Hang | None:
     """Ranks that wait for each other in a circle."""
     circle = graph.circles
-    if not circle:
+    # Ranks that wait for nobody may be held up by the network, and by that all that wait for them.
+    inside = graph.awaited() - graph.edges.keys()
+    if not circle or circle & graph.waiting_for(inside).keys():
         return None
     silent = tuple(sorted(rank for rank in circle if graph.are_silent([rank])))
     if silent and 2 * len(silent) <= len(circle):
@@ -311,7 +313,15 @@ def _silent(graph: Graph) -> Hang | None:
 
 def _behind(graph: Graph) -> Hang | None:
     """Ranks that are still inside what others have finished, and that are most of its members."""
-    left = [meeting for meeting in graph.waits.meetings.values() if meeting.finished and not meeting.needed]
+    # What a rank has called behind another one that does not move may only be queued.
+    firsts = {rank: opened[0] for rank, opened in graph.waits.open_calls.items()}
+    left = [
+        meeting
+        for meeting in graph.waits.meetings.values()
+        if meeting.finished
+        and not meeting.needed
+        and any(call is firsts[rank] for rank, call in meeting.inside.items())
+    ]
     if not left:
         return None
     first = min(left, key=lambda meeting: (_entered_ns(meeting.inside.values()), meeting.channel, meeting.seq))
@@ -323,7 +333,9 @@ def _all_inside(graph: Graph) -> Hang | None:
     """Nobody: all members of an operation are in it."""
     full = [meeting for meeting in graph.waits.meetings.values() if len(meeting.inside) == len(meeting.members)]
     calls = [min(meeting.inside.values(), key=call_order) for meeting in full]
-    return _hang(graph, HangKind.NETWORK, call=min(calls, key=call_order)) if calls else None
+    # What is queued behind another operation on one of its members does not move because of that.
+    moving = [call for call in calls if graph.are_first(graph.waits.meeting(call))]
+    return _hang(graph, HangKind.NETWORK, call=min(moving or calls, key=call_order)) if calls else None
 
 
 def _hang(

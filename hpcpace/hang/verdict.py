@@ -43,6 +43,8 @@ _MIN_AGE_NS = NS_PER_S
 _MAX_STATES = 4
 _MAX_STACKS = 4
 _MAX_FRAMES = 4
+_TORCH = "/site-packages/torch/"
+"""display: frames of torch itself say little about where a rank is."""
 _MAX_LINKS = 6
 _MAX_ADVICE = 3
 # Of a text that another process prints.
@@ -202,7 +204,8 @@ def _stacks(hang: Hang, job: JobView) -> Iterable[str]:
     for rank in (hang.culprits or hang.could_be)[:_MAX_STACKS]:
         view = job.ranks.get(rank)
         if view is not None and view.stack:
-            yield f"stack of rank {rank}: " + " <- ".join(reversed(view.stack[-_MAX_FRAMES:]))
+            own = [frame for frame in view.stack if _TORCH not in frame] or view.stack
+            yield f"stack of rank {rank}: " + " <- ".join(reversed(own[-_MAX_FRAMES:]))
 
 
 def _advice(hang: Hang, job: JobView) -> str:
@@ -233,7 +236,8 @@ def _advice(hang: Hang, job: JobView) -> str:
         case HangKind.PEERS_LEFT:
             return f"check the device and host of {hosts} (nvidia-smi, dmesg), and whether its process is stopped"
         case HangKind.MISMATCH:
-            return "make all ranks of the group call the same operations with the same sizes and roots, in one order"
+            alike = "the same operations with the same sizes, types and roots, in one order"
+            return f"make all ranks of the group call {alike}"
         case HangKind.DISORDER:
             return "call the operations of all groups in the same order on all ranks"
         case HangKind.NETWORK:
@@ -449,7 +453,7 @@ def _extra(hang: Hang, job: JobView) -> str:
 def _set(hang: Hang, what: str, who: str) -> str:
     match hang.kind:
         case HangKind.MISMATCH:
-            return f"{who} called different operations, sizes or roots in the place of {what}"
+            return f"{who} called different operations, sizes, types or roots in the place of {what}"
         case HangKind.DISORDER:
             return f"{who} wait for each other, in {what} and in another operation"
         case _:
@@ -466,7 +470,7 @@ def _instead(hang: Hang, job: JobView) -> str:
 
 
 def _own_size(hang: Hang, job: JobView) -> str:
-    """Return the size of the operation that most called, if it differs from what the culprits called only in that."""
+    """Return size and type of the operation that most called, if what the culprits called differs only in them."""
     if hang.call is None or not _instead(hang, job).startswith(f"{op_word(hang.call)} "):
         return ""
     place = hang.call.channel, hang.call.seq
@@ -481,7 +485,7 @@ def _own_word(call: Call | None) -> str:
 
 
 def _with_size(call: Call, beside: Call) -> str:
-    """Return a call with its size, in bytes where that of another call would read the same."""
+    """Return a call with its size, in bytes where another one would read the same, and its type if that differs."""
     size = f" of {plural(call.num_elements, 'element')}" if call.num_elements >= 0 else ""
     if call.size_bytes > 0:
         size = format_bytes(call.size_bytes)
@@ -489,6 +493,8 @@ def _with_size(call: Call, beside: Call) -> str:
         size = f" of {call.size_bytes:,} B" if has_other_size else f" of {size}"
         if call.part_bytes != beside.part_bytes and min(call.part_bytes, beside.part_bytes) >= 0:
             size += f" in parts of {call.part_bytes:,} B"
+    if call.dtype != beside.dtype and call.dtype and beside.dtype:
+        size += f" in {call.dtype}"
     return op_word(call) + size + (f" with root {call.root}" if call.root >= 0 else "")
 
 

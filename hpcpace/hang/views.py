@@ -76,9 +76,11 @@ class Call:
         size_bytes: of the message; -1 where unknown.
         num_elements: the same for a source that does not know how large an element is; -1 where unknown.
         part_bytes: what the rank gives to an all_gather, or gets of a reduce_scatter; -1 where unknown.
+        dtype: type of its elements as torch names it; empty where unknown, or where they are of several.
         root: global rank of its root or peer; -1 where it has none.
         entered_ns: when the rank called it; None where unknown.
         is_open: whether it had not finished when the record ended.
+        is_aligned: whether `seq` is surely that of the same operation on other ranks.
         is_numbered: whether its source knows it by `seq`, so that words may name it so.
         step: step in which it was entered; -1 where unknown.
         where: `file:line in function` of the code that called it; empty where unknown.
@@ -92,9 +94,11 @@ class Call:
     size_bytes: int = -1
     num_elements: int = -1
     part_bytes: int = -1
+    dtype: str = ""
     root: int = -1
     entered_ns: int | None = None
     is_open: bool
+    is_aligned: bool = True
     is_numbered: bool = True
     step: int = -1
     where: str = ""

@@ -1,16 +1,21 @@
 """Flight Recorder dumps as the state of a job: its groups and calls, and its last second.
 
 Collectives have the same number on all members of a group. Messages have not: torch counts all messages of a process
-in a group together. Between two ranks they are counted from the first one where both records go back to it, and else
-from the oldest that has not finished.
+in a group together. Between two ranks they are counted from the first one where both records go back to it; else from
+the first collective that both ranks called, and else from the oldest message that has not finished.
+
+PyTorch keeps the last operations alone. One that it has overwritten counts as finished only if a later one of its group
+has.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
+
+import numpy as np
 
 from hpcpace.core.errors import TraceError
 from hpcpace.core.text import NS_PER_US, plural
@@ -45,11 +50,13 @@ class DumpGroups:
 def job_view(dumps: Dumps) -> JobView:
     """Return what dumps show of a job: `now_ns` is the last time in any of them."""
     groups = groups_of(dumps)
-    whole = {rank for rank, dump in dumps.by_rank.items() if dump.is_from_start}
+    begins = _begins(dumps, groups)
+    # Otherwise they are of unfinished operations alone (TORCH_INCLUDE_ONLY_ACTIVE), and the others have finished.
+    have_finished = any(not entry.is_open for dump in dumps.by_rank.values() for entry in dump.entries)
     num_kept = max(_MIN_FINISHED, _MAX_FINISHED // max(1, len(dumps.by_rank)))
     ranks = {
         rank: (
-            _rank_view(rank, dumps.by_rank[rank], groups, whole, num_kept)
+            _rank_view(rank, dumps.by_rank[rank], groups, begins, num_kept, have_finished=have_finished)
             if rank in dumps.by_rank and dumps.by_rank[rank].is_counted
             else RankView(rank=rank, is_recorded=False)
         )
@@ -140,50 +147,157 @@ def _names(keys: list[_Key], described: Mapping[_Key, str]) -> list[str]:
     return [name if counts[name] == 1 else f"{name} {key[0]}" for key, name in zip(keys, plain, strict=True)]
 
 
-def _rank_view(rank: int, dump: Dump, groups: DumpGroups, whole: set[int], num_kept: int) -> RankView:
+@dataclass(kw_only=True)
+class _Order:
+    """What one rank called, by the place of its entry: its collectives, and its messages by channel."""
+
+    collectives: dict[tuple[int, int], int] = field(default_factory=dict)
+    messages: dict[Channel, list[int]] = field(default_factory=dict)
+
+
+def _channel(entry: Entry, groups: DumpGroups, rank: int) -> Channel | None:
+    """Return the channel of an entry; None for messages of others, or beyond their group."""
+    place = groups.index[rank][entry.group]
+    if not entry.is_message:
+        return None if entry.is_p2p else Channel(place)
+    ordered = groups.ordered[place]
+    if max(entry.source, entry.destination) >= len(ordered):
+        return None
+    channel = Channel(place, ordered[entry.source], ordered[entry.destination])
+    return channel if rank in (channel.source, channel.destination) else None
+
+
+_Begins = dict[tuple[int, Channel], int]
+
+
+def _begins(dumps: Dumps, groups: DumpGroups) -> _Begins:
+    """Return, by rank and channel, the entry from which messages are counted; nothing where that is not known.
+
+    Between two collectives that two ranks call, one sends as many messages as the other one receives.
+    """
+    orders: dict[int, _Order] = {}
+    for rank, dump in dumps.by_rank.items():
+        if not any(entry.is_message for entry in dump.entries):
+            continue
+        orders[rank] = order = _Order()
+        for at, entry in enumerate(dump.entries):
+            if (channel := _channel(entry, groups, rank)) is None:
+                continue
+            if not entry.is_message:
+                order.collectives.setdefault((channel.group, entry.seq), at)
+                continue
+            order.messages.setdefault(channel, []).append(at)
+    begins: _Begins = {}
+    for channel in dict.fromkeys(channel for order in orders.values() for channel in order.messages):
+        ends = channel.source, channel.destination
+        if not all(rank in orders for rank in ends):
+            continue
+        if all(dumps.by_rank[rank].is_from_start for rank in ends):
+            begins |= {(rank, channel): 0 for rank in ends}
+        else:
+            begins |= _common_begin(channel, dumps, orders)
+    return begins
+
+
+def _common_begin(channel: Channel, dumps: Dumps, orders: Mapping[int, _Order]) -> _Begins:
+    """Return, for both ends of a channel, the place of the first collective that both called, if the others agree."""
+    ends = channel.source, channel.destination
+    first, second = (orders[rank].collectives for rank in ends)
+    common = [key for key in first if key in second]
+    if not common:
+        return {}
+    marks = [np.array([orders[rank].collectives[key] for key in common]) for rank in ends]
+    sent = [np.searchsorted(orders[rank].messages.get(channel, []), at) for rank, at in zip(ends, marks, strict=True)]
+    is_agreed = bool((np.diff(marks[1]) > 0).all()) and np.array_equal(sent[0] - sent[0][0], sent[1] - sent[1][0])
+    begins = {(rank, channel): int(at[0]) for rank, at in zip(ends, marks, strict=True)}
+    is_open_before = any(
+        dumps.by_rank[rank].entries[at].is_open
+        for rank in ends
+        for at in orders[rank].messages.get(channel, [])
+        if at < begins[rank, channel]
+    )
+    return begins if is_agreed and not is_open_before else {}
+
+
+def _rank_view(
+    rank: int, dump: Dump, groups: DumpGroups, begins: _Begins, num_kept: int, *, have_finished: bool
+) -> RankView:
     places = groups.index[rank]
     calls: dict[tuple[Channel, int], Call] = {}
     entered: dict[Channel, int] = {}
     counts: dict[Channel, int] = {}
     sites: dict[tuple[str, ...], tuple[str, ...]] = {}
-    for entry in dump.entries:
-        ordered = groups.ordered[places[entry.group]]
-        if max(entry.source, entry.destination) >= len(ordered):
-            continue  # a message beyond its group
-        ends = (ordered[entry.source], ordered[entry.destination]) if entry.is_message else ()
-        channel = Channel(places[entry.group], *ends)
-        seq = entry.seq
-        if entry.is_message:
-            if rank not in (channel.source, channel.destination):
-                continue  # of two other ranks
-            peer = channel.destination if channel.source == rank else channel.source
-            if not entry.is_open and not (rank in whole and peer in whole):
-                continue
-            seq = counts.get(channel, 0)
-            counts[channel] = seq + 1
-        elif entry.is_p2p:
+    for at, entry in enumerate(dump.entries):
+        if (channel := _channel(entry, groups, rank)) is None:
             continue
+        seq, is_aligned = entry.seq, True
+        if entry.is_message:
+            begin = begins.get((rank, channel))
+            if (not entry.is_open) if begin is None else at < begin:
+                continue
+            seq, is_aligned = counts.get(channel, 0), begin is not None
+            counts[channel] = seq + 1
         call = Call(
             channel=channel,
             seq=seq,
             op=entry.op,
             size_bytes=entry.size_bytes,
             part_bytes=entry.part_bytes,
+            dtype=entry.dtype,
             entered_ns=entry.created_ns,
             is_open=entry.is_open,
+            is_aligned=is_aligned,
             where=entry.where,
             site=_site(entry.frames, sites),
         )
         if (known := calls.get((channel, seq))) is not None:
             # Two calls that torch put together as one; of what it did with both, only the first is said.
-            call = replace(known, size_bytes=-1, part_bytes=-1, is_open=known.is_open or call.is_open)
+            call = replace(known, size_bytes=-1, part_bytes=-1, dtype="", is_open=known.is_open or call.is_open)
         calls[channel, seq] = call
         entered[channel] = max(entered.get(channel, 0), seq + 1)
     is_complete = _add_enqueued(dump, groups, places, entered)
+    completed, has_lost = _completed(dump, places, entered, calls.values(), have_finished=have_finished)
     finished = [key for key, call in calls.items() if not call.is_open]
     for key in finished[:-num_kept]:
         del calls[key]
-    return RankView(rank=rank, entered=entered, calls=tuple(calls.values()), is_complete=is_complete)
+    return RankView(
+        rank=rank,
+        entered=entered,
+        completed=completed,
+        calls=tuple(calls.values()),
+        is_complete=is_complete and not has_lost,
+    )
+
+
+def _completed(
+    dump: Dump,
+    places: Mapping[str, int],
+    entered: Mapping[Channel, int],
+    calls: Collection[Call],
+    *,
+    have_finished: bool,
+) -> tuple[dict[Channel, int], bool]:
+    """Return how many collectives of each group are known to have finished, and whether an open one was overwritten.
+
+    In dumps that have finished operations, one that is missing may have been overwritten while it was open.
+    """
+    if dump.is_from_start:
+        return {}, False
+    finished = {channel: 0 for channel in entered if channel.source < 0} if have_finished else {}
+    oldest = dict(entered)
+    for call in calls:
+        oldest[call.channel] = min(oldest[call.channel], call.seq)
+        if not call.is_open and call.channel.source < 0:
+            finished[call.channel] = max(finished[call.channel], call.seq + 1)
+    has_lost = False
+    numbers = _numbers(dump)
+    with_messages = {entry.group for entry in dump.entries if entry.is_p2p}
+    for name, place in places.items():
+        channel, last = Channel(place), dump.completed.get(numbers.get(name, -1), -1)
+        if channel in entered and name not in with_messages and last >= 0:
+            finished[channel] = max(finished.get(channel, 0), last + 1)
+            has_lost |= finished[channel] < oldest[channel]
+    return finished, has_lost
 
 
 def _site(frames: tuple[str, ...], known: dict[tuple[str, ...], tuple[str, ...]]) -> tuple[str, ...]:

@@ -39,12 +39,23 @@ _MAX_FRAMES = 128
 _MAX_VERSION = 40
 _PICKLE = b"\x80"
 _MESSAGE = re.compile(r"(send|recv) (\d{1,7})(->|<-)(\d{1,7})")
-_ITEM_BYTES = {
-    **dict.fromkeys(("Byte", "Char", "Bool"), 1),
-    **dict.fromkeys(("Short", "Half", "BFloat16", "UInt16"), 2),
-    **dict.fromkeys(("Int", "Float", "UInt32"), 4),
-    **dict.fromkeys(("Long", "Double", "ComplexFloat", "UInt64"), 8),
-    "ComplexDouble": 16,
+# By c10's name of a type: torch's own name, and bytes of an element.
+_TYPES = {
+    "Byte": ("uint8", 1),
+    "Char": ("int8", 1),
+    "Bool": ("bool", 1),
+    "Short": ("int16", 2),
+    "Int": ("int32", 4),
+    "Long": ("int64", 8),
+    "Half": ("float16", 2),
+    "BFloat16": ("bfloat16", 2),
+    "Float": ("float32", 4),
+    "Double": ("float64", 8),
+    "ComplexHalf": ("complex32", 4),
+    "ComplexFloat": ("complex64", 8),
+    "ComplexDouble": ("complex128", 16),
+    **{f"UInt{bits}": (f"uint{bits}", bits // 8) for bits in (16, 32, 64)},
+    **{f"Float8_{kind}": (f"float8_{kind}", 1) for kind in ("e4m3fn", "e4m3fnuz", "e5m2", "e5m2fnuz", "e8m0fnu")},
 }
 # Names of torch's layers for one and the same operation.
 _SAME_OPERATION = re.compile(r"^_+|(?:_base|_oop|_coalesced|_single|_v)+$|_into_tensor|_tensor(?=_|$)")
@@ -77,6 +88,7 @@ class Entry:
         created_ns, started_ns, completed_ns: Unix times; None where unknown.
         size_bytes: the largest of what goes in and comes out; -1 where unknown.
         part_bytes: what goes into an all_gather, and comes out of a reduce_scatter; -1 where unknown, and of others.
+        dtype: the type of its elements as torch names it, such as `bfloat16`; empty where unknown, and of several.
         frames: `file:line in function` of the code that called it without torch's own, the innermost first; empty where
             unknown.
     """
@@ -97,6 +109,7 @@ class Entry:
     completed_ns: int | None
     size_bytes: int
     part_bytes: int
+    dtype: str
     frames: tuple[str, ...]
 
     @property
@@ -120,7 +133,8 @@ class Dump:
         library: of communication, such as `NCCL 2.27.3`; empty where unknown.
         groups: the process groups of the rank, by name.
         entries: its operations, the oldest first.
-        enqueued: last operation called in each group, by the group's number; what that counts depends on the backend.
+        enqueued, completed: last operation called and finished in each group, by the group's number; what that counts
+            depends on the backend.
         is_from_start: whether the first operation of the process is among the entries, so that none is missing.
         is_counted: whether `Entry.seq` of all its collectives is their place in their group.
     """
@@ -131,6 +145,7 @@ class Dump:
     groups: Mapping[str, DumpGroup]
     entries: tuple[Entry, ...]
     enqueued: Mapping[int, int]
+    completed: Mapping[int, int]
     is_from_start: bool
     is_counted: bool = True
 
@@ -213,7 +228,8 @@ def _dump(path: Path, content: _Content, num_bytes: int) -> Dump:
         library=f"NCCL {library}" if library else "",
         groups={group.name: group for group in _groups(content.pg_config, num_bytes)},
         entries=_finished_together([_entry(entry, sites) for entry in entries]),
-        enqueued=_enqueued(content.pg_status),
+        enqueued=_last(content.pg_status, "last_enqueued_collective"),
+        completed=_last(content.pg_status, "last_completed_collective"),
         is_from_start=bool(entries) and is_whole(entries[0].record_id, highest=0),
     )
 
@@ -255,17 +271,17 @@ def _ranks(name: str, ranks: Any) -> tuple[int, ...]:
     return tuple(ranks)
 
 
-def _enqueued(content: Mapping[str, Any]) -> dict[int, int]:
-    """Return the last operation called in each group; JSON has texts where a pickle has numbers."""
+def _last(content: Mapping[str, Any], name: str) -> dict[int, int]:
+    """Return the number of an operation in the status of each group; JSON has texts where a pickle has numbers."""
     found = {}
     for key, status in content.items():
         if not isinstance(status, dict) or not re.fullmatch(r"[0-9]{1,9}", key):
             raise ValueError(f"pg_status has {shown(key)}: {shown(status)}, which is no status of a group")
-        last = status.get("last_enqueued_collective", -1)
+        last = status.get(name, -1)
         if isinstance(last, str) and re.fullmatch(r"-?[0-9]{1,18}", last):
             last = int(last)
         if not is_whole(last, lowest=-1):
-            raise ValueError(f"last_enqueued_collective is {shown(last)}, not a number from -1 to {MAX_NUMBER}")
+            raise ValueError(f"{name} is {shown(last)}, not a number from -1 to {MAX_NUMBER}")
         found[int(key)] = last
     return found
 
@@ -302,6 +318,7 @@ def _entry(content: _Operation, sites: _CallSites) -> Entry:
         completed_ns=content.time_discovered_completed_ns or None,
         size_bytes=max(in_bytes, out_bytes),
         part_bytes={"all_gather": in_bytes, "reduce_scatter": out_bytes}.get(op, -1),
+        dtype=_dtype([*content.input_dtypes, *content.output_dtypes]),
         frames=sites.frames(content.frames),
     )
 
@@ -331,11 +348,16 @@ def _size(sizes: _Shapes, dtypes: list[Any]) -> int:
     total = 0
     for number, shape in enumerate(sizes):
         dtype = dtypes[min(number, len(dtypes) - 1)] if dtypes else None
-        item = _ITEM_BYTES.get(dtype) if isinstance(dtype, str) else None
-        if item is None:
+        if not isinstance(dtype, str) or dtype not in _TYPES:
             return -1
-        total += item * math.prod(shape)
+        total += _TYPES[dtype][1] * math.prod(shape)
     return total if sizes and total <= MAX_NUMBER else -1
+
+
+def _dtype(dtypes: list[Any]) -> str:
+    """Return the type of all tensors of an operation; empty where that is not one, or unknown."""
+    names = {_TYPES[dtype][0] if isinstance(dtype, str) and dtype in _TYPES else "" for dtype in dtypes}
+    return names.pop() if len(names) == 1 else ""
 
 
 class _CallSites:

@@ -8,7 +8,7 @@ from cases import each_case
 from known_hangs import KINDS, broken_job
 
 from hpcpace.hang.rules import find_hang
-from hpcpace.hang.views import HangKind
+from hpcpace.hang.views import Call, Channel, GroupView, HangKind, JobView, RankView
 
 NAMED = [kind for kind in KINDS if kind not in ("network", "disorder")]
 
@@ -69,3 +69,36 @@ def test_a_job_that_waits_for_nothing_does_not_hang() -> None:
     job.run()
     assert not job.hangs
     assert find_hang(job.view()) is None
+
+
+def view_of(
+    groups: tuple[tuple[int, ...], ...], opened: dict[int, list[Channel]], sent: tuple[int, ...] = ()
+) -> JobView:
+    """Return a job whose ranks are in the first operations of channels, in this order; `sent` have finished theirs."""
+    ranks = {}
+    for rank, channels in opened.items():
+        calls = tuple(
+            Call(channel=channel, seq=0, op="all_reduce" if channel.source < 0 else "recv", is_open=True, entered_ns=at)
+            for at, channel in enumerate(channels)
+        )
+        entered = dict.fromkeys(channels, 1) | ({Channel(1, rank, 0): 1} if rank in sent else {})
+        ranks[rank] = RankView(rank=rank, entered=entered, calls=calls)
+    views = tuple(GroupView(name=str(number), members=members) for number, members in enumerate(groups))
+    return JobView(groups=views, ranks=ranks, now_ns=1)
+
+
+def test_ranks_whose_first_operations_wait_for_each_other_are_a_circle_and_nobody_else() -> None:
+    x, y, z, beside = map(Channel, range(4))
+    opened = {0: [x, z, beside], 1: [y, x], 2: [z, y], 3: [beside]}
+    hang = find_hang(view_of(((0, 1), (1, 2), (2, 0), (0, 3)), opened))
+    assert hang is not None
+    assert (hang.kind, hang.could_be) == (HangKind.DISORDER, (0, 1, 2))
+
+
+def test_a_message_that_is_queued_behind_an_operation_is_not_held_up_by_its_receiver() -> None:
+    """Ranks 0 and 1 are in an operation that does not move, and rank 0 has called a receive behind it."""
+    hang = find_hang(view_of(((0, 1), (0, 2)), {0: [Channel(0), Channel(1, 2, 0)], 1: [Channel(0)], 2: []}, sent=(2,)))
+    assert hang is not None
+    assert (hang.kind, hang.could_be) == (HangKind.NETWORK, ())
+    assert hang.call is not None
+    assert hang.call.channel == Channel(0)

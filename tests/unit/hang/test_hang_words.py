@@ -44,7 +44,11 @@ def test_what_a_rank_does_instead_is_said_with_its_stack() -> None:
         is_open=False,
         doing=Doing.LOADING,
         doing_since_ns=10 * NS_PER_S,
-        stack=("train.py:9 in main", "data.py:5 in read"),
+        stack=(
+            "train.py:9 in main",
+            "/lib/site-packages/torch/utils/dataloader.py:7 in f",
+            "data.py:5 in read",
+        ),
     )
     said = words([rank_in(0, entered=5, is_open=True), busy])
     assert "waits for rank 1, which is loading data" in said.headline

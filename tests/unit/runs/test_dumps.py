@@ -173,6 +173,35 @@ def test_another_size_in_one_place_is_a_mismatch(
     assert words in describe(hang, job).headline
 
 
+@pytest.mark.parametrize(
+    ("called", "usual", "odd", "culprits"),
+    [
+        ("all_reduce", "Half", "BFloat16", (3,)),
+        ("_allgather_base", "Float", "Int", (3,)),
+        ("alltoall_base", "Float8_e4m3fn", "Float8_e5m2", (3,)),
+        ("all_reduce", "Half", "SomethingNew", ()),
+        ("all_reduce_barrier", "Float", "Byte", ()),
+    ],
+)
+def test_another_type_of_equal_width_in_one_place_is_a_mismatch(
+    tmp_path: Path, called: str, usual: str, odd: str, culprits: tuple[int, ...]
+) -> None:
+    contents = {}
+    for rank in range(4):
+        dtypes = [odd if rank == 3 else usual]
+        contents[f"rank_{rank}"] = dump([unfinished(0, called, input_dtypes=dtypes, output_dtypes=dtypes)])
+    job = job_view(read_dumps([write(tmp_path, contents)]))
+    hang = find_hang(job)
+    assert hang is not None
+    assert hang.culprits == culprits
+    if culprits:
+        types = {rank: call.dtype for rank, view in job.ranks.items() for call in view.calls}
+        assert len(set(types.values())) == 2
+        headline = describe(hang, job).headline
+        assert f" in {types[3]} where" in headline
+        assert f" in {types[0]};" in headline
+
+
 def test_a_message_that_nobody_sends_is_followed_to_its_sender(tmp_path: Path) -> None:
     group = {"1": ("pp", (1, 3))}
     message = {"is_p2p": True, "process_group": ("1", "pp"), "pg_id": 1, "p2p_seq_id": 1}
@@ -185,6 +214,38 @@ def test_a_message_that_nobody_sends_is_followed_to_its_sender(tmp_path: Path) -
     assert (hang.kind, hang.culprits, hang.waiting) == (HangKind.NEVER_CALLED, (1,), (3,))
     assert hang.call is not None
     assert hang.call.channel == Channel(1, 1, 3)
+
+
+def test_what_was_overwritten_while_it_was_open_has_not_finished(tmp_path: Path) -> None:
+    """Rank 2 never calls the last all_reduce; rank 0 has called so much since that it no longer remembers its own."""
+    groups = {"1": ("tp", (0, 1))}
+    ahead = {"process_group": ("1", "tp"), "pg_id": 1, "collective_seq_id": 3}
+    status = {
+        "0": {"last_enqueued_collective": 7, "last_completed_collective": 6},
+        "1": {"last_enqueued_collective": 3, "last_completed_collective": 3},
+    }
+    contents = {
+        "rank_0": dump([entry(7, **ahead)], world=3, groups=groups, pg_status=status),
+        "rank_1": dump([entry(5), unfinished(6), entry(7, **ahead)], world=3, groups=groups, pg_status=status),
+        "rank_2": dump([entry(5)], world=3, pg_status={}),
+    }
+    hang = verdict(write(tmp_path, contents))
+    assert (hang.kind, hang.culprits) == (HangKind.NEVER_CALLED, (2,))
+
+
+@pytest.mark.parametrize("is_common", [True, False])
+def test_messages_of_overwritten_records_are_counted_from_a_collective_of_both_ranks(
+    tmp_path: Path, is_common: bool
+) -> None:
+    """Rank 1 does not receive what rank 0 has sent; it is not said that rank 0 has not sent it."""
+    message = {"is_p2p": True, "p2p_seq_id": 7}
+    contents = {
+        "rank_0": dump([entry(7), entry(8, "send 0->1", **message), unfinished(9, "recv 0<-1", **message)], world=2),
+        "rank_1": dump([entry(7 if is_common else 6), unfinished(8, "recv 1<-0", **message)], world=2),
+    }
+    hang = verdict(write(tmp_path, contents))
+    expected = (HangKind.PEERS_LEFT, (1,)) if is_common else (HangKind.DISORDER, (0, 1))
+    assert (hang.kind, hang.could_be) == expected
 
 
 def test_unfinished_operations_alone_say_with_the_status_who_has_not_come(tmp_path: Path) -> None:
