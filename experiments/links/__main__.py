@@ -308,7 +308,13 @@ def judge_all(folder: Path, cases: Sequence[str], *, page: str) -> None:
     print(counts)
     if page:
         loads = sorted(one.load for one in judged) or [0.0]
-        write_page(page, judged=judged, loads=loads, counts=counts)
+        write_page(page, judged=judged, loads=loads, loads_of=_loads_of, counts=counts)
+
+
+def _loads_of(judged: Sequence[Judged], case: str) -> str:
+    """Return the loads of the machine at the end of the jobs of a case."""
+    loads = sorted(one.load for one in judged if one.job.case == case) or [0.0]
+    return f"{loads[0]:.0f} to {loads[-1]:.0f}, median {loads[len(loads) // 2]:.0f}"
 
 
 def judged_job(job: LinkJob, folder: Path, load: float) -> Judged:

@@ -43,8 +43,8 @@ _MIN_AGE_NS = NS_PER_S
 _MAX_STATES = 4
 _MAX_STACKS = 4
 _MAX_FRAMES = 4
-_TORCH = "/site-packages/torch/"
-"""display: frames of torch itself say little about where a rank is."""
+_LIBRARIES = ("/site-packages/", "/lib/python3.")
+"""display: of their frames, the innermost one alone says where a rank is."""
 _MAX_LINKS = 6
 _MAX_ADVICE = 3
 # Of a text that another process prints.
@@ -204,8 +204,9 @@ def _stacks(hang: Hang, job: JobView) -> Iterable[str]:
     for rank in (hang.culprits or hang.could_be)[:_MAX_STACKS]:
         view = job.ranks.get(rank)
         if view is not None and view.stack:
-            own = [frame for frame in view.stack if _TORCH not in frame] or view.stack
-            yield f"stack of rank {rank}: " + " <- ".join(reversed(own[-_MAX_FRAMES:]))
+            own = [frame for frame in view.stack[:-1] if not any(folder in frame for folder in _LIBRARIES)]
+            shown = [*own[1 - _MAX_FRAMES :], view.stack[-1]] if own else view.stack[-_MAX_FRAMES:]
+            yield f"stack of rank {rank}: " + " <- ".join(reversed(shown))
 
 
 def _advice(hang: Hang, job: JobView) -> str:
