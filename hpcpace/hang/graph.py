@@ -244,18 +244,19 @@ class Graph:
     edges: dict[int, Mapping[int, Place]] = field(default_factory=dict)
     odd: dict[int, Call] = field(default_factory=dict)
     _shared: dict[tuple[Place, ...], dict[int, Place]] = field(default_factory=dict)
+    _behind: dict[Place, dict[int, Place]] = field(default_factory=dict)
     _num_edges: int = 0
 
     def __post_init__(self) -> None:
         for rank in self.waits.open_calls.keys() - self.gone:
             places: list[Place] = []
-            for at, (call, meeting) in enumerate(self.waits.steps(rank)):
-                if meeting.is_left and not places:
-                    # Behind another one that does not move, it may only be queued.
-                    self.odd |= {rank: call} if at == 0 else {}
-                    break
-                if meeting.needed and (at == 0 or call.is_aligned):
+            for call, meeting in self.waits.steps(rank):
+                if meeting.needed and (not places or call.is_aligned):
                     places.append((call.channel, call.seq))
+                if not places:
+                    # All have entered it, and what the rank has called behind it may only be queued.
+                    self.odd |= {rank: call} if meeting.is_left else {}
+                    break
             if places:
                 self.edges[rank] = self._needed(tuple(places))
         for rank in self.waits.open_calls.keys() - self.edges.keys() - self.odd.keys() - self.gone:
@@ -278,8 +279,11 @@ class Graph:
     def _queued(self, rank: int) -> dict[int, Place]:
         """Return the peers that have entered the first open call of a rank behind another one that does not move."""
         call, meeting = next(self.waits.steps(rank))
-        behind = (peer for peer, theirs in meeting.inside.items() if self.waits.open_calls[peer][0] is not theirs)
-        return {peer: (call.channel, call.seq) for peer in behind if peer != rank}
+        place = call.channel, call.seq
+        if place not in self._behind:
+            opened = self.waits.open_calls
+            self._behind[place] = {peer: place for peer, one in meeting.inside.items() if opened[peer][0] is not one}
+        return self._behind[place]
 
     def are_first(self, meeting: Meeting) -> bool:
         """Return whether no member has another open call before its own: behind that, it may only be queued."""

@@ -245,6 +245,9 @@ def _circle(graph: Graph) -> Hang | None:
     inside = graph.awaited() - graph.edges.keys()
     if not circle or circle & graph.waiting_for(inside).keys():
         return None
+    if not all(graph.waits.open_calls[rank][0].is_aligned for rank in circle):
+        reason = "the records begin too late to count the messages between ranks"
+        return _hang(graph, HangKind.UNKNOWN, call=graph.oldest, reason=reason)
     silent = tuple(sorted(rank for rank in circle if graph.are_silent([rank])))
     if silent and 2 * len(silent) <= len(circle):
         return _hang(graph, HangKind.GONE, culprits=silent, call=graph.call_for(silent))

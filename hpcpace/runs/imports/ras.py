@@ -302,6 +302,12 @@ def unmapped(ras: RasReport) -> Iterator[str]:
     for one in ras.communicators:
         if world is not None and (one.size == world.size or len(_global_ranks(one, world)) == one.size):
             continue
+        for lost in (each for each in one.missing_ranks if each.pid >= 0):
+            dead = ", which it takes for dead" if lost.status.considered_dead else ""
+            yield (
+                f"NCCL RAS: in communicator {one.hash.removeprefix('0x')[:16]}, it has no data of rank {lost.rank}"
+                f" (process {lost.pid} on {lost.host}){dead}"
+            )
         counted = {each.rank: _ordered(each.collective_counts) for each in one.ranks}
         for op in sorted({op for counts in counted.values() for op in counts}):
             levels: dict[int, list[int]] = {}

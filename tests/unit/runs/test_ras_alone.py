@@ -173,6 +173,15 @@ def test_a_smaller_communicator_that_differs_is_said_with_processes(tmp_path: Pa
     assert any("its rank 1 (process 103 on 10.0.0.1) launched AllReduce 6 times" in line for _, line in found.told)
 
 
+def test_a_rank_of_a_smaller_communicator_that_does_not_answer_is_said_with_its_process(tmp_path: Path) -> None:
+    groups = OF_ALL.format("OK") + "    1         2         1         2         2         3   RUNNING  INCOMPLETE\n"
+    lost = "#1-0 (b3398875b8b2a063) INCOMPLETE\n  Missing communicator data from 1 rank\n"
+    lost += f"  Rank 1 -- {PROCESS.format(2)}\n"
+    found = judge(tmp_path / "a.txt", text(lost, groups=groups))
+    assert found.hang is None
+    assert any("b3398875b8b2a063, it has no data of rank 1 (process 102 on 10.0.0.1)" in line for _, line in found.told)
+
+
 def test_a_damaged_text_is_refused_or_says_less(tmp_path: Path) -> None:
     whole = text(mismatch(AR, TWO))
     for end in ("Rank 3", "#0-0", "  Communicator ranks"):
