@@ -380,6 +380,9 @@ def read_witnesses(
         found.ras.append((path, read_ras(path)))
     _read_stacks(found, by_kind.get(Kind.STACKS, []))
     _read_logs(found, by_kind.get(Kind.LOG, []), progress)
+    # The output of a job may be in one file with a report.
+    of_both = [read_log(path) for path, report in found.ras if not report.is_json]
+    found.logs += [log for log in of_both if not log.is_empty]
     if found.is_of_dumps_alone and ras is None and found.ignored and not by_kind.keys() - {Kind.LOG}:
         raise TraceError(
             f"no Flight Recorder dump in {_few(found.ignored)}, and no report of NCCL RAS, no message of torch's"

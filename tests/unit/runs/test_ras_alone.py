@@ -182,6 +182,20 @@ def test_a_rank_of_a_smaller_communicator_that_does_not_answer_is_said_with_its_
     assert any("b3398875b8b2a063, it has no data of rank 1 (process 102 on 10.0.0.1)" in line for _, line in found.told)
 
 
+def test_lines_of_the_watchdog_in_the_file_of_a_report_count_too(tmp_path: Path) -> None:
+    at = "[rank1]:[E603 17:48:01.005 ProcessGroupNCCL.cpp:632]"
+    log = (
+        f"{at} [Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7, OpType=ALLREDUCE, NumelIn=8,"
+        " NumelOut=8, Timeout(ms)=1800000) ran for 1800068 milliseconds before timing out.\n"
+        f"{at} [PG ID 0 PG GUID 0(default_pg) Rank 1]  failure detected by watchdog at work sequence id: 7 PG status:"
+        " last enqueued work: 9, last completed work: 6\n"
+    )
+    found = judge(tmp_path / "a.txt", text("", errors="OK") + log)
+    assert found.hang is not None
+    assert found.hang.waiting == (1,)
+    assert found.missing == (0, 2, 3)
+
+
 def test_a_damaged_text_is_refused_or_says_less(tmp_path: Path) -> None:
     whole = text(mismatch(AR, TWO))
     for end in ("Rank 3", "#0-0", "  Communicator ranks"):
