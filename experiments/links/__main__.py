@@ -1,7 +1,7 @@
 """Runs jobs with faults of links in the lab, and counts which links their reports name. Needs root and Slurm's lab.
 
     flock /tmp/lab.lock python -m experiments.links run --minutes 10 --hosts 4 --layouts dp
-    python -m experiments.links judge --write
+    python -m experiments.links judge --page diagnosis-links --write
 
 `run` goes on where it stopped: what has run is kept in the folder and reported again by `judge`, with today's rules.
 """
@@ -57,6 +57,9 @@ CASES = tuple(_CASES)
 NOTHING = ("healthy", "busy machine", "full")
 HEALTHY = ("healthy", "busy machine")
 """Run three times as often."""
+_FURTHER = ("two slow", "slow third", "one way", "neighbour", "little loss", "latency", "reorder")
+_OF_PAGE = {"diagnosis-links": CASES, "diagnosis-healthy": HEALTHY, "diagnosis-faults": _FURTHER}
+"""The cases of each page in docs/results."""
 _MAX_REPETITIONS = 40
 _START_TIMEOUT_S = 120.0
 _SETTINGS = {"HPCPACE_AUDIT": "off", "HPCPACE_CLOCK_INTERVAL_S": "5"}
@@ -188,12 +191,11 @@ def main() -> None:
     run.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES), help="run only these cases")
     run.add_argument("--repetitions", type=int, default=10, help="of each case, layout and size")
     judging = commands.add_parser("judge", help="report all runs again and count what they name")
-    judging.add_argument("--healthy", action="store_true", help="judge the healthy jobs alone, for a page of their own")
-    judging.add_argument("--write", action="store_true", help="write docs/results/diagnosis-links.md, or -healthy.md")
+    judging.add_argument("--page", choices=_OF_PAGE, default="diagnosis-links", help="judge the cases of this page")
+    judging.add_argument("--write", action="store_true", help="write it in docs/results")
     args = parser.parse_args()
     if args.command == "judge":
-        page, cases = ("diagnosis-healthy", HEALTHY) if args.healthy else ("diagnosis-links", CASES)
-        judge_all(args.folder, cases, page=page if args.write else "")
+        judge_all(args.folder, _OF_PAGE[args.page], page=args.page if args.write else "")
         return
     chosen = [job for job in jobs(args.repetitions) if job.num_hosts == args.hosts]
     chosen = [job for job in chosen if job.layout in args.layouts and job.case in args.cases]
