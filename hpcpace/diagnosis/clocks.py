@@ -159,7 +159,7 @@ def clock_jumps(timed: TimedTraces, chosen: StepPanel, limits: ClockThresholds) 
     # Ranks of a host share its clock.
     first = {trace.header.node: row for row, trace in reversed(list(enumerate(timed.traces)))}
     others = [row for node, row in sorted(first.items()) if node != own.node]
-    found: dict[int, list[ClockJump]] = {}
+    found: list[tuple[int, int, ClockJump]] = []
     for row in others:
         clock, apart_ns = timed.clocks[row], chosen.end_ns[row] - chosen.end_ns[reference]
         for at in clock.jumps(limits.max_rate_difference).tolist():
@@ -168,14 +168,30 @@ def clock_jumps(timed: TimedTraces, chosen: StepPanel, limits: ClockThresholds) 
                 chosen.end_ns[row] >= clock.local_ns[at]
             )
             step = int(chosen.step[np.argmax(is_behind)]) if is_behind.any() else -1
-            found.setdefault(step, []).append(
-                ClockJump(hosts=(timed.traces[row].header.host,), size_ns=size_ns, step=step)
+            begin_ns, end_ns = (clock.local_ns[at : at + 2] - clock.offset_ns[at : at + 2]).tolist()
+            found.append(
+                (begin_ns, end_ns, ClockJump(hosts=(timed.traces[row].header.host,), size_ns=size_ns, step=step))
             )
-    return tuple(jump for _, jumps in sorted(found.items()) for jump in _of_reference(jumps, own.host, len(others)))
+    jumps = [jump for at_once in _at_once(found) for jump in _of_reference(at_once, own.host, len(others))]
+    return tuple(sorted(jumps, key=lambda jump: jump.step))
+
+
+def _at_once(found: Sequence[tuple[int, int, ClockJump]]) -> list[list[ClockJump]]:
+    """Return jumps in groups that may have happened at one time: each between its begin and end."""
+    groups: list[list[ClockJump]] = []
+    until_ns = 0
+    for begin_ns, end_ns, jump in sorted(found, key=lambda one: one[:2]):
+        if groups and begin_ns < until_ns:
+            groups[-1].append(jump)
+            until_ns = min(until_ns, end_ns)
+        else:
+            groups.append([jump])
+            until_ns = end_ns
+    return groups
 
 
 def _of_reference(jumps: list[ClockJump], host: str, num_others: int) -> list[ClockJump]:
-    """Return the jumps of a step, as one of the reference's clock where all others have one in the same direction."""
+    """Return jumps at one time, as one of the reference's clock where all others have one in the same direction."""
     sizes_ns = [jump.size_ns for jump in jumps]
     if num_others == 1:
         return [replace(jump, hosts=(*jump.hosts, host)) for jump in jumps]

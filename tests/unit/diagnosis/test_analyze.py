@@ -119,6 +119,13 @@ def test_a_clock_that_jumps_is_named_with_the_step_and_the_rest_is_judged(tmp_pa
     assert summary.verdict.mode == "persistent straggler" and "rank 3" in summary.verdict.headline
 
 
+def test_the_reference_has_jumped_where_all_others_have_between_the_same_comparisons(tmp_path):
+    """In which step a clock has jumped shows only as far as ranks end their steps together."""
+    jumps = {1: (20, 50 * MS), 2: (20, 50 * MS), 3: (21, 50 * MS)}
+    (jump,) = summary_of(tmp_path, hosts=("n0", "n1", "n2", "n3"), clock_jumps=jumps).clocks.jumps
+    assert (jump.hosts, jump.size_ns, jump.step) == (("n0",), -50 * MS, 20)
+
+
 def test_a_clean_run_accuses_no_clock_and_lacks_no_record(tmp_path):
     summary = summary_of(tmp_path, num_ranks=8, hosts=("n0", "n1", "n2", "n3"), noise=0.1)
     assert (summary.clocks.num_wrong, summary.clocks.suspects, summary.clocks.pairs) == (0, (), ())
