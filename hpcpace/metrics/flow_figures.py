@@ -259,7 +259,7 @@ def foreign_on_links(loads: InterfaceLoads, topology: Topology) -> Floats:
     """
     foreign = np.full((len(topology.links), 2), np.nan)
     totals = interface_totals(loads)
-    seen = np.where(totals.is_foreign, totals.foreign_bytes_per_s, 0.0)
+    seen = np.where(totals.is_foreign | np.isnan(totals.foreign_bytes_per_s), totals.foreign_bytes_per_s, 0.0)
     of_node = np.full((topology.num_nodes, 2), np.nan)
     for index in np.flatnonzero(loads.carries_job).tolist():
         of_node[loads.node[index]] = seen[[SENT, RECEIVED], index]

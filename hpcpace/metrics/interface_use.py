@@ -135,7 +135,8 @@ def interface_loads(
 
     A connection belongs to the interface that has its local address. Where that is not recorded, and one interface of
     the host alone carried at least the bytes of its connections, they are its. Otherwise, and where an interface
-    carried less than its connections, `job_bytes` is not known. Counters of RDMA do not say whose bytes they count.
+    carried less than its connections, as where samples come late, `job_bytes` is not known. Counters of RDMA do not say
+    whose bytes they count.
 
     Args:
         use: counters of interfaces; without the loopback, and without members of bonds and bridges, whose bytes are
@@ -161,6 +162,8 @@ def interface_loads(
                 flows, flow_rows[node], names, total_bytes[:, rows], edges_ns, limits.carried_part
             )
             if payload is None:
+                listed = np.array(flows.connections.interface)
+                carries_job[rows] = np.isin(names, listed[flows.connections.node == node] if len(listed) else [])
                 continue
             for row, of_row in zip(rows.tolist(), payload.transpose(1, 0, 2), strict=True):
                 size = int(mtu[row]) if mtu is not None and mtu[row] > 0 else _USUAL_MTU

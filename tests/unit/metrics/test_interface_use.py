@@ -168,3 +168,12 @@ def test_cells_are_seconds_but_for_long_runs_of_many_interfaces() -> None:
     assert (hours[1] - hours[0]) % S == 0
     assert 4000 * len(hours) <= 4_100_000
     assert cell_edges(7, 8, 1).tolist() == [7, 7 + S]
+
+
+def test_an_interface_with_their_address_carries_connections_of_which_its_counters_missed_a_part() -> None:
+    use = interface_use({("n1", "eth0"): [42 * MB] * 10}, nodes=[0], rates=[GIGABIT])
+    carried = _flows([(0, [50 * MB] * 10)])
+    carried = replace(carried, connections=replace(carried.connections, interface=("eth0",)))
+    loads = _loads(use, carried, recorded=[True])
+    assert loads.carries_job.tolist() == [True]
+    assert np.isnan(interface_totals(loads).foreign_bytes_per_s).all()
