@@ -16,7 +16,6 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from experiments.machine import memory_folder
 from experiments.pages import table
 from hpcpace.audit import cpusets
 from hpcpace.audit.collect_hardware import collect_hardware
@@ -166,7 +165,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path, help="tests/hwloc/linux of a checkout of hwloc")
     rows = []
     for archive in sorted(parser.parse_args().folder.glob("*.tar.bz2")):
-        with tempfile.TemporaryDirectory(dir=memory_folder()) as folder:
+        with tempfile.TemporaryDirectory() as folder:
             rows.append(compare(archive.name.removesuffix(".tar.bz2"), unpacked(archive, Path(folder))))
     print(table(("tree", *KINDS), [[row.name, *map(row.cell, KINDS)] for row in rows]))
     print(f"\n{sum(row.is_equal for row in rows)} of {len(rows)} trees agree in everything")

@@ -9,11 +9,11 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from experiments.machine import memory_folder
 from hpcpace.audit.findings import AuditFinding
 from hpcpace.audit.job import AuditedJob
 from hpcpace.audit.rulebook import audit
 from tests.machines.cases import CASES, Case
+from tests.machines.machine import memory_folder
 
 GOLDEN = Path(__file__).parent / "data" / "audit-trees"
 

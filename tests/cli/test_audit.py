@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from cases import each_case
 
-from experiments.machine import Machine, dgx_badly_bound
 from hpcpace.audit.rulebook import BY_ID
 from hpcpace.audit.snapshot import take_tree
 from hpcpace.audit.snapshot_files import save_snapshots
 from tests.machines.cases import cgroup_cut, mtu_differs, siblings_shared, small_node
+from tests.machines.machine import Machine, dgx_badly_bound
 
 NUM_RULES = len(BY_ID)
 NUM_APPLIED = NUM_RULES - 18  # `tree` has no GPU, adapter or log to look at

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from experiments.machine import Machine, threaded
 from hpcpace.cli.audit import command
 from hpcpace.core.errors import UsageError
+from tests.machines.machine import Machine, threaded
 
 
 @pytest.fixture

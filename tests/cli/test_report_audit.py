@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from experiments.machine import dgx_badly_bound
 from experiments.synthetic_run import SyntheticRun
 from hpcpace.audit.facts import Snapshot
 from hpcpace.audit.snapshot import take_tree
 from hpcpace.audit.snapshot_files import save_snapshots
 from tests.machines.cases import small_node
+from tests.machines.machine import dgx_badly_bound
 
 Report = Callable[..., tuple[int, str, str]]
 TWO_HOSTS = SyntheticRun(num_ranks=4, hosts=("n1", "n2"), slow={3: 1.3}, noise=0.02)

@@ -7,7 +7,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from experiments.machine import (
+from hpcpace.audit.facts import Counters, Load, Memory, Nvml, OtherProcesses, Snapshot, TimeSync
+from hpcpace.audit.job import TopoMatrix, read_topo
+from hpcpace.audit.nccl_log import NcclLog, read_nccl_log
+from hpcpace.audit.settings import AuditConfig
+from hpcpace.audit.snapshot import take_tree
+from tests.machines.machine import (
     AMD,
     CX7,
     GEN1,
@@ -26,11 +31,6 @@ from experiments.machine import (
     dgx_h100,
     threaded,
 )
-from hpcpace.audit.facts import Counters, Load, Memory, Nvml, OtherProcesses, Snapshot, TimeSync
-from hpcpace.audit.job import TopoMatrix, read_topo
-from hpcpace.audit.nccl_log import NcclLog, read_nccl_log
-from hpcpace.audit.settings import AuditConfig
-from hpcpace.audit.snapshot import take_tree
 from tests.machines.real import dgx_spark, magny_cours_sparse, raptor_lake, xeon_e7_4870
 
 LOGS = Path(__file__).parents[1] / "data" / "nccl-logs"

@@ -13,7 +13,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from experiments.machine import Machine
 from hpcpace.audit.job import AuditedJob
 from hpcpace.audit.picture import pictures
 from hpcpace.audit.picture_text import WIDTH, map_lines, matrix_lines, picture_lines, svg
@@ -24,6 +23,7 @@ from hpcpace.core.errors import UsageError
 from hpcpace.report.audit_report import MAX_LINES
 from tests.audit_lines import verdict_lines
 from tests.machines.cases import far_adapter, gb200, one_gpu_for_two, siblings_shared, small_node, virtual_machine
+from tests.machines.machine import Machine
 
 MACHINES: tuple[Callable[[], Machine], ...] = (
     lambda: small_node("n1"),

@@ -8,7 +8,7 @@ and that the others have no PCI devices or no PCI in sysfs, are ours.
 
 from __future__ import annotations
 
-from experiments.machine import Machine, threaded
+from tests.machines.machine import Machine, threaded
 
 
 def xeon_e7_4870() -> Machine:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.machine import memory_folder
+from tests.machines.machine import memory_folder
 
 
 @pytest.fixture

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from cases import each_case
 
-from experiments.machine import Machine
 from hpcpace.audit.facts import Snapshot
 from hpcpace.audit.job import AuditedJob
 from hpcpace.audit.rulebook import run_rules
 from hpcpace.audit.snapshot import take_tree
 from tests.machines.cases import HEALTHY, small_node
+from tests.machines.machine import Machine
 
 
 def with_fabric(tmp_path: Path, fabric: str | None, num_switches: int) -> Snapshot:

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from experiments.machine import Machine, dgx_h100, threaded
 from hpcpace.audit.facts import RankFacts, Snapshot
 from hpcpace.audit.job import AuditedJob
 from hpcpace.audit.rulebook import run_rules
 from hpcpace.audit.settings import AuditConfig
 from hpcpace.audit.snapshot import take_tree
 from tests.machines.cases import small_node
+from tests.machines.machine import Machine, dgx_h100, threaded
 
 
 def _taken(machine: Machine, folder: Path) -> Snapshot:

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from experiments.machine import Machine, dgx_h100, threaded
 from hpcpace.audit import cpusets
 from hpcpace.audit.findings import Severity, bind_masks, bind_option, with_masks
 from hpcpace.audit.job import AuditedHost, AuditedJob
@@ -14,6 +13,7 @@ from hpcpace.audit.rulebook import BINDING_RULES, audit, run_rules
 from hpcpace.audit.snapshot import take_tree
 from hpcpace.audit.tree import Unreadable
 from tests.machines.cases import CASES, hybrid_cpu, mi250x, offline_cpus
+from tests.machines.machine import Machine, dgx_h100, threaded
 from tests.machines.real import dgx_spark
 
 

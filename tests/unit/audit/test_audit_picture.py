@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from experiments.machine import Machine, dgx_h100, threaded
 from hpcpace.audit.facts import Snapshot
 from hpcpace.audit.job import AuditedJob
 from hpcpace.audit.picture import MAX_PICTURES, Picture, pictures
@@ -18,6 +17,7 @@ from hpcpace.audit.snapshot import take_tree
 from hpcpace.report.audit_report import audit_document, picture_sections
 from hpcpace.report.html import html_page
 from tests.machines.cases import CASES, HEALTHY, cgroup_cut, small_node
+from tests.machines.machine import Machine, dgx_h100, threaded
 
 
 def _picture(machine: Machine, folder: Path) -> Picture:

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 from cases import each_case
 
-from experiments.machine import GPU, NVIDIA, Machine, dgx_h100, threaded
 from hpcpace.audit import cpusets
 from hpcpace.audit.collect_hardware import collect_hardware
 from hpcpace.audit.facts import hardware_view
@@ -16,6 +15,7 @@ from hpcpace.audit.rulebook import Binding, audit, run_rules
 from hpcpace.audit.snapshot import take_tree
 from hpcpace.audit.tree import Tree, Unreadable
 from tests.audit_lines import verdict_lines
+from tests.machines.machine import GPU, NVIDIA, Machine, dgx_h100, threaded
 
 _GPU = "0000:11:00.0"
 _PLACE = f"sys/devices/pci0000:10/{_GPU}"

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from cases import each_case
 
-from experiments.machine import Machine, threaded
 from hpcpace.audit.nccl_log import read_nccl_log
 from hpcpace.audit.snapshot import _grown, take_tree
 from hpcpace.core.errors import UsageError
+from tests.machines.machine import Machine, threaded
 
 LOG = """\
 n1:100:120 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 from cases import each_case
 
-from experiments.machine import CX7, GPU, H100, IB_NIC, MELLANOX, NVIDIA, Machine, dgx_h100, memory_folder, threaded
 from hpcpace.audit.findings import AuditFinding, Severity
 from hpcpace.audit.job import AuditedJob, read_topo
 from hpcpace.audit.nccl_log import NcclLog
@@ -20,6 +19,7 @@ from hpcpace.audit.rules.network import hca_selects
 from hpcpace.audit.settings import AuditConfig
 from hpcpace.core.errors import UsageError
 from tests.machines.cases import CASES, HEALTHY, LOGS, QUIET_LOAD, Case, cgroup_cut, siblings_shared, small_node
+from tests.machines.machine import CX7, GPU, H100, IB_NIC, MELLANOX, NVIDIA, Machine, dgx_h100, memory_folder, threaded
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from experiments.machine import Machine, dgx_h100, threaded
 from hpcpace.audit.facts import Snapshot
 from hpcpace.audit.snapshot import take_tree
 from hpcpace.audit.snapshot_files import (
@@ -25,6 +24,7 @@ from hpcpace.audit.snapshot_files import (
 from hpcpace.core.errors import SnapshotError, UsageError
 from hpcpace.core.rundir import open_run
 from tests.machines.cases import CASES, HEALTHY, Case, small_node
+from tests.machines.machine import Machine, dgx_h100, threaded
 
 
 @pytest.fixture

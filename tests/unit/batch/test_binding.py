@@ -6,11 +6,11 @@ from pathlib import Path
 
 from cases import each_case
 
-from experiments.machine import Machine, threaded
 from hpcpace.audit.snapshot import take_tree
 from hpcpace.audit.snapshot_files import save_snapshots
 from hpcpace.batch.job import choose_binding
 from hpcpace.batch.launch import Allocation, Component, Launch
+from tests.machines.machine import Machine, threaded
 
 
 def _snapshots(folder: Path, *cores: int) -> Path:

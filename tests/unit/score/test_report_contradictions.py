@@ -10,10 +10,10 @@ from pathlib import Path
 
 from cases import chosen, each_case
 
-from experiments.score import contradictions as checks
-from experiments.score.contradictions import SCORED, analysed, contradictions, small_scenario
 from experiments.score.scenario import Scenario
 from hpcpace.diagnosis.summary import Mode, SensitivityRow, Shares, Summary
+from tests import contradictions as checks
+from tests.contradictions import SCORED, analysed, contradictions, small_scenario
 
 Fault = Callable[[Summary], Summary]
 

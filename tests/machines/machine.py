@@ -1,6 +1,6 @@
 """Machines in sysfs form: a compact description becomes the files and links that a kernel would show.
 
-Two DGX H100, one of them badly bound, are what `experiments.bench.audit` measures; tests have many others.
+`experiments/bench/dgx-*.json` are snapshots of the two DGX H100, sound and badly bound.
 """
 
 from __future__ import annotations

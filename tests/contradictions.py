@@ -1,19 +1,11 @@
-"""What a report says in one place and denies in another: the verdict held against the sections of the same report.
-
-`python -m experiments.score.contradictions --per-cell 3` reads the reports on all cells of the score.
-"""
+"""What a report says in one place and denies in another: the verdict held against the sections of the same report."""
 
 from __future__ import annotations
 
-import argparse
 import re
-import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from experiments.jobs import in_processes
-from experiments.score.campaign import Task, tasks
 from experiments.score.cells import CELLS, LOST_CELLS, Cell
 from experiments.score.generator import write_run
 from experiments.score.layout_cells import LAYOUT_CELLS, LayoutCell, LayoutScenario
@@ -167,31 +159,3 @@ def analysed(scenario: Scenario | LayoutScenario, folder: Path) -> Analysis:
         run = write_run(scenario, folder)
     attempt = run.attempts()[-1]
     return analyze_traces(run, attempt, read_attempt(attempt), Selection())
-
-
-def _checked(task: Task) -> tuple[Task, list[str]]:
-    cell = next(cell for cell in SCORED if cell.name == task.cell)
-    with tempfile.TemporaryDirectory() as folder:
-        return task, contradictions(analysed(cell.scenario(task.seed), Path(folder) / "run"))
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m experiments.score.contradictions", description=__doc__)
-    parser.add_argument("--cells", nargs="+", choices=[cell.name for cell in SCORED], help="read only these cells")
-    parser.add_argument("--per-cell", type=int, default=3, help="make this many runs per cell")
-    parser.add_argument("--jobs", type=int, default=2, help="run this many processes")
-    args = parser.parse_args()
-    todo = tasks(
-        [cell for cell in SCORED if not args.cells or cell.name in args.cells], per_cell=args.per_cell, of="develop"
-    )
-    num_wrong = 0
-    for task, found in in_processes(_checked, todo, processes=args.jobs, said=lambda _: ""):
-        num_wrong += bool(found)
-        for sentence in found:
-            print(f"{task.cell}, seed {task.seed}: {sentence}", flush=True)
-    print(f"{num_wrong} of {len(todo)} reports contradict themselves")
-    sys.exit(bool(num_wrong))
-
-
-if __name__ == "__main__":
-    main()
