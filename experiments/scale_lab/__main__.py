@@ -50,6 +50,7 @@ def main() -> None:
             sections.append(_section("lab", _judged(folder / "lab", setups)))
     if args.published:
         sections.append(_published())
+        print(sections[-1])
     if args.write:
         text = DOCUMENT.read_text() if DOCUMENT.exists() else page("scale-proof")
         for section in sections:

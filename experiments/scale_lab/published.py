@@ -1,35 +1,23 @@
-"""MLPerf training results of one system at several sizes: `python -m experiments.scale_lab.published`.
+"""MLPerf training results of one system at several sizes: `python -m experiments.scale_lab --published`.
 
 Where the batches of all sizes of a system and benchmark agree, or those of some, the largest of these is predicted from
 the others, if these are two or more. Where those of all do not, the law is to be refused. tests/data/mlperf/README.md
-says where the data are from; `--extract ROUND=GITDIR...` takes them from copies of the repositories.
+says where the data are from.
 """
 
 from __future__ import annotations
 
-import argparse
 import csv
-import json
-import re
-import subprocess
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from hpcpace.core.exposition import csv_bytes
 from hpcpace.runs.scaling.law import obstacle, predict
 from hpcpace.runs.scaling.samples import Sample
 from hpcpace.runs.scaling.sizes import series_of
 
 DATA = Path(__file__).parents[2] / "tests" / "data" / "mlperf" / "scaling.csv"
-COLUMNS = ("round", "organisation", "system", "benchmark", "nodes", "accelerators", "batch", "run", "samples_per_s")
-_RESULT = re.compile(r"([^/]+)/results/([^/]+)/([^/]+)/result_(\d+)\.txt")
-# What of a system's name says how many nodes it has, or which container.
-_SIZE = re.compile(r"(_n\d+|^\d+x|-N\d+|(?<=v5p-)\d+-|(?<=v5e-)\d+-|-\d+$|_?ngc[\d.]+)")
-_MARK = ":::MLLOG"
-_MAX_RUNS = 10
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,22 +34,6 @@ class Family:
     sizes: tuple[int, ...]
     outcome: str
     words: str
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m experiments.scale_lab.published", description=__doc__)
-    parser.add_argument("--extract", nargs="+", metavar="ROUND=GITDIR", help=f"write {DATA.name} anew from these")
-    args = parser.parse_args()
-    if args.extract:
-        rows = [row for pair in args.extract for row in _extracted(*pair.split("=", 1))]
-        DATA.write_bytes(csv_bytes(COLUMNS, rows))
-    found = families()
-    for family in found:
-        print(f"{family.outcome:8} {family.name} at {', '.join(map(str, family.sizes))} nodes: {family.words}")
-    counts = {
-        outcome: sum(family.outcome == outcome for family in found) for outcome in sorted({f.outcome for f in found})
-    }
-    print(f"{len(found)} systems with several sizes: {', '.join(f'{count} {name}' for name, count in counts.items())}")
 
 
 def families() -> list[Family]:
@@ -121,81 +93,3 @@ def _judged(name: str, samples: Sequence[Sample]) -> Family:
         outcome="inside" if low <= measured_ns / 1e6 <= high else "outside",
         words=f"{series.kind}, {measured_ns / 1e6:.4g} ms, predicted {center:.4g} ({low:.4g} to {high:.4g})",
     )
-
-
-def _extracted(of_round: str, folder: str) -> Iterator[Sequence[Any]]:
-    """Yield the rows of a repository of results, of systems that have several sizes."""
-    git = ["git", f"--git-dir={folder}"]
-    listed = subprocess.run([*git, "ls-tree", "-r", "--name-only", "HEAD"], capture_output=True, text=True, check=True)
-    names = set(listed.stdout.splitlines())
-    by_system: dict[tuple[str, ...], list[Sequence[Any]]] = defaultdict(list)
-    with subprocess.Popen([*git, "cat-file", "--batch"], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as reader:
-        for name in sorted(names):
-            found = _RESULT.fullmatch(name)
-            if not found or int(found[4]) >= _MAX_RUNS:
-                continue
-            organisation, system, benchmark, run = found.groups()
-            shape_file = f"{organisation}/systems/{system}.json"
-            shape = _json(_content(reader, shape_file)) if shape_file in names else {}
-            nodes, accelerators = (_number(shape.get(key)) for key in ("number_of_nodes", "accelerators_per_node"))
-            batch, rate = _speed(_content(reader, name))
-            if nodes and batch and rate:
-                family = (of_round, organisation, _SIZE.sub("", system), benchmark)
-                by_system[family].append([*family, nodes, accelerators, f"{batch:g}", run, rate])
-    for rows in by_system.values():
-        if len({row[COLUMNS.index("nodes")] for row in rows}) > 1:
-            yield from rows
-
-
-def _content(reader: subprocess.Popen[bytes], name: str) -> str:
-    """Return a file; empty where a copy of the repository lacks it, as of the largest ones."""
-    assert reader.stdin is not None and reader.stdout is not None
-    reader.stdin.write(f"HEAD:{name}\n".encode())
-    reader.stdin.flush()
-    head = reader.stdout.readline().split()
-    if len(head) < 3:
-        return ""
-    content = reader.stdout.read(int(head[2]) + 1)
-    return content.decode(errors="replace")
-
-
-def _json(text: str) -> dict[str, Any]:
-    try:
-        content = json.loads(text)
-    except ValueError:
-        return {}
-    return content if isinstance(content, dict) else {}
-
-
-def _number(value: Any) -> int:
-    found = re.search(r"\d+", str(value))
-    return int(found[0]) if found else 0
-
-
-def _speed(log: str) -> tuple[float, float]:
-    """Return batch and samples per second of a run: the median that it logged, else its samples over its run time."""
-    batch = count = start_ms = stop_ms = 0.0
-    logged: list[float] = []
-    for text in log.splitlines():
-        try:
-            entry = json.loads(text.partition(_MARK)[2])
-        except ValueError:
-            continue
-        key, value, more = entry.get("key"), entry.get("value"), entry.get("metadata") or {}
-        if key == "global_batch_size":
-            batch = float(value)
-        elif key == "run_start":
-            start_ms = entry["time_ms"]
-        elif key == "run_stop":
-            stop_ms = entry["time_ms"]
-        elif key == "tracked_stats" and isinstance(value, dict) and "throughput" in value:
-            logged.append(float(value["throughput"]))
-        elif key == "eval_accuracy":
-            count = more.get("samples_count", more.get("epoch_num", count))
-    if logged:
-        return batch, sorted(logged)[len(logged) // 2]
-    return batch, count / (stop_ms - start_ms) * 1e3 if count > 1000 and stop_ms > start_ms else 0.0
-
-
-if __name__ == "__main__":
-    main()
