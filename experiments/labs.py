@@ -259,6 +259,13 @@ _UNFINISHED = {
 }  # fmt: skip
 
 
+ALONE = {
+    **{"OMP_NUM_THREADS": "1", "HPCPACE_AUDIT": "off"},
+    "PATH": f"{Path(sys.executable).parent}:/usr/sbin:/usr/bin:/sbin:/bin",
+}
+"""The environment of a job whose ranks have a thread and no audit each, with the programs of this Python."""
+
+
 @contextmanager
 def heavy_lab(config: LabConfig) -> Iterator[Lab]:
     """Boot a lab whose hosts outweigh all other work of the machine."""
@@ -349,6 +356,16 @@ class JobQueue:
             time.sleep(_POLL_INTERVAL_S)
             job = self.job(job_id)
         return job
+
+    def run_ranks(self, words: str, *, nodes: int, per_node: int = 1, cwd: Path, timeout_s: float) -> SlurmJob:
+        """Run a command on the hosts of a batch job, with this Python's programs and without the audit, and wait.
+
+        Raises:
+            HpcpaceError: sbatch refused the job, or it has not finished after `timeout_s`.
+        """
+        options = (f"-N{nodes}", f"--ntasks-per-node={per_node}", "--no-requeue", "--output=%j.out")
+        job_id = self.submit(*options, f"--wrap=srun --mpi=pmi2 {words}", cwd=cwd, environ=ALONE)
+        return self.wait(job_id, timeout_s=timeout_s)
 
     def cancel_all(self) -> None:
         """Cancel every job, and wait until none is left."""

@@ -49,6 +49,11 @@ def counted(flags: Iterable[object]) -> str:
     return f"{sum(found)} of {len(found)}"
 
 
+def percent(share: float, digits: int = 1) -> str:
+    """Return a change as in `+12.3 %`."""
+    return f"{100 * share:+.{digits}f} %"
+
+
 def listed(lines: Iterable[str]) -> str:
     """Return a list with bullets."""
     return "\n".join(f"- {' '.join(line.split())}" for line in lines)
@@ -86,6 +91,9 @@ def machine(*packages: str, slurm: bool = False) -> str:
     )
 
 
+_IN_TEMPLATES = {"table": table, "machine": machine, "today": today, "command": command}
+
+
 def page(name: str, **values: Any) -> str:
     """Return a page from its template; `table`, `machine` and `today` are at hand in all of them.
 
@@ -98,7 +106,7 @@ def page(name: str, **values: Any) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    text = environment.get_template(f"{name}.md").render(table=table, machine=machine, today=today, **values)
+    text = environment.get_template(f"{name}.md").render({**_IN_TEMPLATES, **values})
     return re.sub(r"\n{3,}", "\n\n", text.strip()) + "\n"
 
 
@@ -127,6 +135,13 @@ def with_section(text: str, section: str) -> str:
         return f"{before.rstrip()}\n\n{section.strip()}\n"
     _, following, after = rest.partition("\n## ")
     return f"{before.rstrip()}\n\n{section.strip()}\n{following}{after}"
+
+
+def write_section(name: str, section: str) -> None:
+    """Put a section into a page under docs/results/."""
+    path = RESULTS / f"{name}.md"
+    path.write_text(with_section(path.read_text(), section))
+    print(f"written: {path}")
 
 
 Case = TypeVar("Case")

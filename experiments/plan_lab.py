@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import sys
 import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
@@ -20,7 +19,7 @@ import numpy as np
 
 import hpcpace
 from experiments.labs import JobQueue
-from experiments.pages import RESULTS, command, counted, machine, table, today, with_section
+from experiments.pages import cases_of, counted, page, percent, read_toml, write_section
 from hpcpace.lab.lab import Lab
 from hpcpace.lab.settings import LabConfig
 from hpcpace.planning.answer import OTHER_WAYS
@@ -30,7 +29,6 @@ from hpcpace.planning.steps import steps_of
 
 _MBIT = 100
 _STEPS, _TIMEOUT_S = 60, 180.0
-_HEADING = "## In the lab"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,43 +44,10 @@ class Change:
     """
 
     name: str
-    options: tuple[str, ...]
+    options: str
     layout: dict[str, int]
     job: dict[str, Any] = field(default_factory=dict)
     mbit: int = _MBIT
-
-
-def _dp(batch: int = 8, **more: int) -> dict[str, int]:
-    return {"dp": 2, "micro_batch": batch // 2, **more}
-
-
-def _pp(num_micro: int, batch: int = 8) -> dict[str, int]:
-    return {"pp": 2, "micro_batch": batch // num_micro, "num_micro": num_micro}
-
-
-FIRST = Change(name="first job", options=("--mesh", "dp=2"), layout=_dp())
-CHANGES = (
-    Change(name="batch doubled", options=("--mesh", "dp=2", "--batch-size", "16"), layout=_dp(16)),
-    Change(name="batch halved", options=("--mesh", "dp=2", "--batch-size", "4"), layout=_dp(4)),
-    Change(
-        name="gradients in 2 bytes", options=("--mesh", "dp=2", "--compress", "fp16"), layout=_dp(),
-        job={"gradient_bytes": 2},
-    ),
-    Change(
-        name="local SGD, every 4 steps", options=("--mesh", "dp=2", "--sync-every", "4"), layout=_dp(),
-        job={"sync_every": 4},
-    ),
-    Change(name="no overlap", options=("--mesh", "dp=2", "--no-overlap"), layout=_dp(), job={"overlaps": False}),
-    Change(name="pipeline, 4 microbatches", options=("--mesh", "pp=2", "--microbatches", "4"), layout=_pp(4)),
-    Change(name="pipeline, 8 microbatches", options=("--mesh", "pp=2", "--microbatches", "8"), layout=_pp(8)),
-    Change(name="pipeline, 2 microbatches", options=("--mesh", "pp=2", "--microbatches", "2"), layout=_pp(2)),
-    Change(name="tensor parallelism", options=("--mesh", "tp=2"), layout={"tp": 2, "micro_batch": 8}),
-    Change(name="link halved", options=FIRST.options, layout=_dp(), mbit=50),
-    Change(name="second link", options=FIRST.options, layout=_dp(), mbit=200),
-    Change(
-        name="second link, pipeline of 4", options=("--mesh", "pp=2", "--microbatches", "4"), layout=_pp(4), mbit=200,
-    ),
-)  # fmt: skip
 
 
 def main() -> None:
@@ -97,12 +62,15 @@ def main() -> None:
         text = section(folder)
     print(text)
     if args.write:
-        path = RESULTS / "plan.md"
-        path.write_text(with_section(path.read_text(), text))
+        write_section("plan", text)
 
 
 def _path(folder: Path, change: Change) -> Path:
     return folder / change.name.replace(" ", "-").replace(",", "")
+
+
+_CASES = read_toml(__file__)
+FIRST, *CHANGES = cases_of(Change, _CASES["change"])
 
 
 def _run_all(folder: Path) -> None:
@@ -111,78 +79,32 @@ def _run_all(folder: Path) -> None:
         if left:
             with Lab.up(LabConfig(name="plan", hosts=2, leaves=1, cpus_per_host=1, link=f"{mbit}mbit")) as lab:
                 for one in left:
-                    _run(JobQueue(lab), folder, one)
-
-
-def _run(queue: JobQueue, folder: Path, change: Change) -> None:
-    words = ["hpcpace", "train", "gpt2", "--preset", "tiny", "--steps", str(_STEPS), "--batch-size", "8"]
-    words += [*change.options, "--run-dir", str(_path(folder, change))]
-    environ = {
-        "OMP_NUM_THREADS": "1",
-        "HPCPACE_AUDIT": "off",
-        "PATH": f"{Path(sys.executable).parent}:/usr/sbin:/usr/bin:/sbin:/bin",
-    }
-    job_id = queue.submit(
-        *("-N2", "--ntasks-per-node=1", "--no-requeue", "--output=%j.out"),
-        f"--wrap=srun --mpi=pmi2 {' '.join(words)}",
-        cwd=folder,
-        environ=environ,
-    )
-    job = queue.wait(job_id, timeout_s=_TIMEOUT_S)
-    print(f"  {change.name}: {job.state}", flush=True)
+                    words = f"hpcpace train gpt2 --preset tiny --steps {_STEPS} --batch-size 8 {one.options}"
+                    words += f" --run-dir {_path(folder, one)}"
+                    job = JobQueue(lab).run_ranks(words, nodes=2, cwd=folder, timeout_s=_TIMEOUT_S)
+                    print(f"  {one.name}: {job.state}", flush=True)
 
 
 def section(folder: Path) -> str:
     """Return the section of the page: each change, predicted and run."""
     first = measure_run(hpcpace.load(_path(folder, FIRST), warns=False), None)
-    rows, inside, steps = [], [], {}
+    rows, inside, steps = [], [], {FIRST.name: (first.step_s, first.step_s)}
     assert first.known.error is not None
     for change in CHANGES:
-        predicted_s, measured_s = predicted(first, change), median_step_s(_path(folder, change))
+        steps[change.name] = predicted_s, measured_s = predicted(first, change), median_step_s(_path(folder, change))
         ways = OTHER_WAYS if change.layout.get("pp", 1) * change.layout.get("tp", 1) > 1 else 1.0
         inside.append(abs(math.log(measured_s / predicted_s)) <= ways * first.known.error)
-        steps[change.name] = (predicted_s, measured_s)
-        off = f"{100 * (predicted_s / measured_s - 1):+.0f} %"
-        rows.append(
-            (
-                change.name,
-                f"{1e3 * predicted_s:.0f} ms",
-                f"{1e3 * measured_s:.0f} ms",
-                off,
-                "yes" if inside[-1] else "no",
-            )
-        )
-    steps[FIRST.name] = (first.step_s, first.step_s)
-    return "\n\n".join(
-        [
-            _HEADING,
-            f"`{command('experiments.plan_lab')}`, {today()}: {machine('torch')}. GPT-2 tiny on two hosts with a core "
-            f"each and {_MBIT} Mb/s. The first job, data parallelism with 8 sequences, took "
-            f"{1e3 * first.step_s:.0f} ms a step, and its constants alone say "
-            f"{1e3 * first.step_s / first.correction:.0f} ms. Intervals reach {100 * first.known.error:.0f} % to each "
-            f"side, {OTHER_WAYS:g} times that for other ways of parallelism. Every change was predicted from this job "
-            "alone.",
-            table(("change", "predicted", "run", "off", "inside"), rows),
-            f"Inside: {counted(inside)}. Best of some layouts, predicted and run: {counted(_best(steps))}.",
-        ]
-    )
-
-
-_CONTESTS = (
-    ("first job", "pipeline, 4 microbatches", "tensor parallelism"),
-    ("pipeline, 2 microbatches", "pipeline, 4 microbatches", "pipeline, 8 microbatches"),
-    ("first job", "gradients in 2 bytes", "local SGD, every 4 steps"),
-    ("first job", "no overlap"),
-    ("second link", "second link, pipeline of 4"),
-    ("first job", "link halved", "second link"),
-)
+        cells = (f"{1e3 * predicted_s:.0f} ms", f"{1e3 * measured_s:.0f} ms", percent(predicted_s / measured_s - 1, 0))
+        rows.append((change.name, *cells, "yes" if inside[-1] else "no"))
+    counts = {"inside": counted(inside), "best": counted(_best(steps))}
+    return page("plan-lab", first=first, mbit=_MBIT, other_ways=OTHER_WAYS, rows=rows, **counts)
 
 
 def _best(steps: dict[str, tuple[float, float]]) -> Iterable[bool]:
     """Return of each contest whether the change that is predicted to be fastest is so."""
     return [
         min(names, key=lambda name: steps[name][0]) == min(names, key=lambda name: steps[name][1])
-        for names in _CONTESTS
+        for names in _CASES["contests"]
     ]
 
 

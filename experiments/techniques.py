@@ -22,8 +22,8 @@ from typing import Any
 import matplotlib.pyplot as plt
 import numpy as np
 
-from experiments.labs import JobQueue
-from experiments.pages import RESULTS, command, table, write_page
+from experiments.labs import ALONE, JobQueue
+from experiments.pages import RESULTS, cases_of, command, read_toml, table, write_page
 from experiments.studies.lab_set_up import study_lab
 from hpcpace.core.rundir import RunDirectory
 from hpcpace.studies.figures import RunFigures, attempt_figures
@@ -69,23 +69,8 @@ class Technique:
         return self.batch * _SEQ_LEN
 
 
-PLAIN = Technique(name="plain")
-TECHNIQUES = (
-    PLAIN,
-    Technique(name="gradients in fp16", options=("--compress", "fp16")),
-    Technique(name="gradients in bf16", options=("--compress", "bf16")),
-    Technique(name="gradients in 8 bits", options=("--compress", "int8")),
-    Technique(name="PowerSGD, rank 4", options=("--compress", "powersgd")),
-    Technique(name="local SGD, every 4 steps", options=("--sync-every", "4")),
-    Technique(name="local SGD, every 16 steps", options=("--sync-every", "16")),
-    Technique(name="DiLoCo, every 16 steps", options=("--sync-every", "16", "--outer-learning-rate", "0.7")),
-    Technique(name="batch doubled", options=("--batch-size", str(2 * _BATCH)), batch=2 * _BATCH),
-    Technique(name="hierarchical all-reduce", options=("--hierarchical",), same_loss=True),
-    Technique(name="no overlap", options=("--no-overlap",), same_loss=True),
-    Technique(name="buckets of 0.25 MiB", options=("--bucket-mb", "0.25"), same_loss=True),
-    Technique(name="ZeRO 1", options=("--zero", "1"), same_loss=True),
-    Technique(name="ZeRO 3", options=("--zero", "3"), same_loss=True),
-)
+TECHNIQUES = cases_of(Technique, read_toml(__file__)["technique"])
+PLAIN = TECHNIQUES[0]
 
 
 def main() -> None:
@@ -118,11 +103,6 @@ def _words(technique: Technique, run_dir: Path, *, steps: int, more: Sequence[st
     ]
 
 
-def _environ() -> dict[str, str]:
-    path = f"{Path(sys.executable).parent}:/usr/sbin:/usr/bin:/sbin:/bin"
-    return {"OMP_NUM_THREADS": "1", "HPCPACE_AUDIT": "off", "PATH": path}
-
-
 def is_done(run_dir: Path) -> bool:
     """Return whether a run has a result."""
     return bool(_result(run_dir))
@@ -146,7 +126,7 @@ def run_losses(folder: Path) -> None:
             more = ["--seed", str(seed), "--ranks", "4", "--learning-rate", "0.001", "--trace-detail", "steps"]
             more += ["--eval-every", str(_EVAL_EVERY), "--eval-batches", "4"]
             words = _words(technique, run_dir, steps=_STEPS, more=more)
-            subprocess.run([sys.executable, "-m", "hpcpace", *words], env={**os.environ, **_environ()}, check=True)
+            subprocess.run([sys.executable, "-m", "hpcpace", *words], env={**os.environ, **ALONE}, check=True)
             print(f"  {technique.name}, seed {seed}: {_result(run_dir)['evaluations'][-1]['loss']:.4f}", flush=True)
 
 
@@ -165,13 +145,10 @@ def _time(queue: JobQueue, folder: Path, technique: Technique, mbit: int) -> Non
     run_dir = folder / f"{technique.folder}-{mbit}"
     more = ["--compute-ms", f"{_COMPUTE_MS:g}", "--warmup-steps", str(_WARMUP)]
     words = _words(technique, run_dir, steps=_WARMUP + _TIMED_STEPS, more=more)
-    job_id = queue.submit(
-        *(f"-N{_LAYOUT.servers}", f"--ntasks-per-node={_LAYOUT.ranks_per_server}", "--no-requeue", "--output=%j.out"),
-        f"--wrap=srun --mpi=pmi2 hpcpace {' '.join(words)}",
-        cwd=folder,
-        environ=_environ(),
+    nodes, per_node = _LAYOUT.servers, _LAYOUT.ranks_per_server
+    job = queue.run_ranks(
+        f"hpcpace {' '.join(words)}", nodes=nodes, per_node=per_node, cwd=folder, timeout_s=_TIMEOUT_S
     )
-    job = queue.wait(job_id, timeout_s=_TIMEOUT_S)
     print(f"  {technique.name}, {mbit} Mb/s: {job.state}", flush=True)
 
 

@@ -23,9 +23,8 @@ from experiments.damage.hostile.__main__ import KINDS as HOSTILE_KINDS
 from experiments.damage.hostile.engine import Outcome as HostileOutcome
 from experiments.damage.hostile.engine import run_hostile
 from experiments.damage.races import RaceOutcome, all_races
-from experiments.pages import RESULTS, failures, minutes, page, with_section, write_page
+from experiments.pages import failures, minutes, page, write_page, write_section
 
-DOCUMENT = RESULTS / "reliability-input.md"
 _FRESH_EVERY, _ROUNDS, _HOSTILE_INPUTS, _MAX_PROBLEMS = 100, 200, 20, 5
 
 
@@ -39,7 +38,9 @@ def main() -> None:
     parser.add_argument("--races", type=int, metavar="ROUNDS", help=f"run each race so often; {_ROUNDS} with --write")
     parser.add_argument("--hostile", type=int, metavar="INPUTS", help="make this many hostile files of each kind")
     parser.add_argument("--memory", action="store_true", help="measure the memory that bombs take")
-    parser.add_argument("--write", action="store_true", help=f"write {DOCUMENT.name}, or its section on hostile files")
+    parser.add_argument(
+        "--write", action="store_true", help="write the page reliability-input, or its section on hostile files"
+    )
     args = parser.parse_args()
     begin_s = time.monotonic()
     is_hostile_alone = args.hostile is not None and args.races is None and not args.memory
@@ -49,8 +50,7 @@ def main() -> None:
     if args.hostile is not None or args.write:
         hostile = _hostile(args.hostile or _HOSTILE_INPUTS, args.at_once, args.keep)
     if is_hostile_alone and args.write:
-        DOCUMENT.write_text(with_section(DOCUMENT.read_text(), _hostile_section(hostile)))
-        print(f"written: {DOCUMENT}")
+        write_section("reliability-input", _hostile_section(hostile))
     races = _races(args.races or _ROUNDS) if args.races is not None or writes_all else []
     measured = _measured() if args.memory or writes_all else []
     outcomes: list[Outcome] = []

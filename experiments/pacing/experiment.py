@@ -78,11 +78,6 @@ def notes(name: str, **values: Any) -> list[str]:
     return page("pacing-notes", experiment=name, **values).splitlines()
 
 
-def percent(share: float, digits: int = 1) -> str:
-    """Return a signed share in percent: `+3.1 %`."""
-    return f"{100 * share:+.{digits}f} %"
-
-
 def section_of(experiment: Experiment, finding: Finding, *, duration_s: float) -> str:
     """Return the text of one section."""
     head, *rows = finding.table

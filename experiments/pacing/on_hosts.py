@@ -25,7 +25,7 @@ from experiments.labs import heavy_lab
 from experiments.pacing import experiment
 from experiments.pacing.on_cores import NUM_CORES, YIELDING
 from experiments.pacing.paced_job import JobSpec
-from experiments.pages import ROOT, counted
+from experiments.pages import ROOT, counted, percent
 from hpcpace.core.errors import HpcpaceError
 from hpcpace.lab.fabric import shape
 from hpcpace.lab.lab import Lab
@@ -256,7 +256,7 @@ def finding(found: Sequence[experiment.Series]) -> experiment.Finding:
     table = [HEAD]
     for series in sorted(found, key=lambda one: (NAMES.index(one.scene.name), one.scene.num_ranks)):
         target, is_trial = published[series.scene.num_ranks], series.policy in (*OURS, "published-window")
-        gain = f"{experiment.percent(target.gain)}, {target.variation:.2f} to {target.paced_variation:.2f}"
+        gain = f"{percent(target.gain)}, {target.variation:.2f} to {target.paced_variation:.2f}"
         of_trial = (experiment.spelled(gain_of(series)), series.variations, gain, series.ends)
         name, _, num_jobs, unpaced, *_ = series.row()
         policy = (series.policy, num_jobs, unpaced)

@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from experiments.jobs import Tell
-from experiments.pacing.experiment import Claim, Effort, Experiment, Finding, notes, percent
+from experiments.pacing.experiment import Claim, Effort, Experiment, Finding, notes
+from experiments.pages import percent
 from hpcpace.metrics.resampling import Estimate, share_of
 from hpcpace.pace.settings import PaceSettings
 from hpcpace.pace.trial import POWER, Trial, TrialOutcome, TrialResult
