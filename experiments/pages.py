@@ -91,7 +91,7 @@ def machine(*packages: str, slurm: bool = False) -> str:
     )
 
 
-_IN_TEMPLATES = {"table": table, "machine": machine, "today": today, "command": command}
+_IN_TEMPLATES = {"table": table, "machine": machine, "today": today, "command": command, "percent": percent}
 
 
 def page(name: str, **values: Any) -> str:

@@ -145,10 +145,8 @@ def _time(queue: JobQueue, folder: Path, technique: Technique, mbit: int) -> Non
     run_dir = folder / f"{technique.folder}-{mbit}"
     more = ["--compute-ms", f"{_COMPUTE_MS:g}", "--warmup-steps", str(_WARMUP)]
     words = _words(technique, run_dir, steps=_WARMUP + _TIMED_STEPS, more=more)
-    nodes, per_node = _LAYOUT.servers, _LAYOUT.ranks_per_server
-    job = queue.run_ranks(
-        f"hpcpace {' '.join(words)}", nodes=nodes, per_node=per_node, cwd=folder, timeout_s=_TIMEOUT_S
-    )
+    size = {"nodes": _LAYOUT.servers, "per_node": _LAYOUT.ranks_per_server}
+    job = queue.run_ranks(f"hpcpace {' '.join(words)}", cwd=folder, timeout_s=_TIMEOUT_S, **size)
     print(f"  {technique.name}, {mbit} Mb/s: {job.state}", flush=True)
 
 

@@ -11,10 +11,10 @@ from experiments.pacing import trial_judged
 from experiments.pacing.experiment import Effort, Experiment, section_of, write_section
 from experiments.pacing.on_cores import AUTO_COST, AUTO_GAIN, COLLECTIONS, POLLING, WAITING
 from experiments.pacing.on_hosts import HOSTS
-from experiments.pacing.on_links import LINKS, TURNS
+from experiments.pacing.on_links import TURNS
 from experiments.pages import RESULTS
 
-EXPERIMENTS = (trial_judged.EXPERIMENT, POLLING, COLLECTIONS, WAITING, AUTO_COST, AUTO_GAIN, TURNS, LINKS, HOSTS)
+EXPERIMENTS = (trial_judged.EXPERIMENT, POLLING, COLLECTIONS, WAITING, AUTO_COST, AUTO_GAIN, TURNS, HOSTS)
 DOCUMENT = RESULTS / "pacing-experiments.md"
 
 

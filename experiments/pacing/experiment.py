@@ -8,8 +8,7 @@ import signal
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
@@ -23,7 +22,6 @@ from experiments.pacing.paced_job import JobSpec, specs_json
 from experiments.pages import ROOT, listed, machine, minutes, page, table, today
 from hpcpace.core.rundir import RunDirectory
 from hpcpace.lab.lab import Lab
-from hpcpace.lab.settings import LabConfig
 from hpcpace.metrics.resampling import Estimate, mean_of
 
 
@@ -208,24 +206,12 @@ class LabJob:
     Attributes:
         specs: the jobs.
         hosts: where; ranks have their order.
-        ranks_per_host: how many.
         environ: further environment variables.
     """
 
     specs: tuple[JobSpec, ...]
     hosts: tuple[str, ...]
-    ranks_per_host: int = 1
     environ: Mapping[str, str] = field(default_factory=dict)
-
-
-@contextmanager
-def slow_lab(rate: str) -> Iterator[Lab]:
-    """Boot a lab of four hosts on two leaves, with links and uplinks of a rate: uplinks are oversubscribed two to one.
-
-    Its hosts have one time of day, as those of a cluster have.
-    """
-    with Lab.up(LabConfig(name="pacing", link=rate, uplink=rate, clock_step_s=0)) as lab:
-        yield lab
 
 
 def run_together(lab: Lab, jobs: Sequence[LabJob], *, timeout_s: float = 120) -> list[Ran]:
@@ -253,12 +239,11 @@ def _run_once(lab: Lab, jobs: Sequence[LabJob], folder: Path, timeout_s: float) 
         of_job = folder / str(number)
         of_job.mkdir()
         host_file = of_job / "hosts"
-        host_file.write_text("".join(f"{host}\n" * job.ranks_per_host for host in job.hosts))
-        words = ["srun", "--distribution=arbitrary", f"--ntasks={len(job.hosts) * job.ranks_per_host}"]
-        words += [f"--nodes={len(job.hosts)}", "--kill-on-bad-exit=1"]
+        host_file.write_text("".join(f"{host}\n" for host in job.hosts))
+        words = ["srun", "--distribution=arbitrary", f"--ntasks={len(job.hosts)}", f"--nodes={len(job.hosts)}"]
         program = [sys.executable, "-m", "experiments.pacing.paced_job", specs_json(job.specs), str(of_job)]
         of_ranks = {**environ, **job.environ, "SLURM_HOSTFILE": str(host_file)}
-        children.append(started(lab.command([*words, *program], folder=ROOT), env=of_ranks))
+        children.append(started(lab.command([*words, "--kill-on-bad-exit=1", *program], folder=ROOT), env=of_ranks))
     said = ended_in_time(children, timeout_s=timeout_s, with_signal=signal.SIGTERM)
     return [ran for number, stdout in enumerate(said) for ran in what_came(folder / str(number), stdout)]
 

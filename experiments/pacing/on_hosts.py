@@ -25,7 +25,7 @@ from experiments.labs import heavy_lab
 from experiments.pacing import experiment
 from experiments.pacing.on_cores import NUM_CORES, YIELDING
 from experiments.pacing.paced_job import JobSpec
-from experiments.pages import ROOT, counted, percent
+from experiments.pages import ROOT, counted, percent, read_toml
 from hpcpace.core.errors import HpcpaceError
 from hpcpace.lab.fabric import shape
 from hpcpace.lab.lab import Lab
@@ -75,31 +75,8 @@ class Coupling:
     is_spread: bool = False
 
 
-COUPLINGS = (
-    Coupling(
-        name="none: rare events",
-        spec=replace(SLEEPING, event_share=0.004, event_ms=40.0),
-        policies={"slack": JOBS, "published-window": FEWER_JOBS},
-    ),
-    Coupling(
-        name="services of the hosts",
-        spec=replace(SLEEPING, tick_period_ms=4000.0, tick_ms=30.0),
-        policies={"slack": JOBS},
-    ),
-    Coupling(
-        name="incast at a shallow queue",
-        spec=replace(SLEEPING, collective="gather", message_kb=20.0),
-        policies={"stagger": JOBS},
-        instead=("a fifth of the message at a time", {"parts": 5}),
-        is_shallow=True,
-    ),
-    Coupling(
-        name="bursts on uplinks",
-        spec=replace(SLEEPING, message_kb=200.0, event_share=0.004, event_ms=40.0),
-        policies={"slack": JOBS},
-        instead=("a quarter of the message at a time", {"parts": 4}),
-        is_spread=True,
-    ),
+COUPLINGS = tuple(
+    Coupling(**{**row, "spec": replace(SLEEPING, **row["spec"])}) for row in read_toml(__file__)["coupling"]
 )
 POLLED = Coupling(
     name="polling on shared cores",

@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 
 from experiments.jobs import Tell
 from experiments.pacing.experiment import Claim, Effort, Experiment, Finding, notes
-from experiments.pages import percent
 from hpcpace.metrics.resampling import Estimate, share_of
 from hpcpace.pace.settings import PaceSettings
 from hpcpace.pace.trial import POWER, Trial, TrialOutcome, TrialResult
@@ -194,7 +193,7 @@ def judge(effort: Effort, tell: Tell) -> Finding:
         Claim(soon, at_once.high >= 0.95 and blocks_of_much <= 2),
     ]
     head = ["truth", "noise of a step", "outcome", "pairs, median", "paced blocks, median (95 %)"]
-    values = {"usual": USUAL, "spiky": SPIKY, "settings": settings, "percent": percent}
+    values = {"usual": USUAL, "spiky": SPIKY, "settings": settings}
     return Finding(
         table=[head, *(row_of(truth, found[truth.name]) for truth in truths)],
         claims=claims,
