@@ -19,9 +19,9 @@ from typing import Any
 from experiments.damage.bombs import Measured, measure
 from experiments.damage.campaign import KINDS, Input, Outcome, run_inputs, spread
 from experiments.damage.child import preload
-from experiments.damage.hostile.__main__ import KINDS as HOSTILE_KINDS
 from experiments.damage.hostile.engine import Outcome as HostileOutcome
 from experiments.damage.hostile.engine import run_hostile
+from experiments.damage.hostile.kinds import KINDS as HOSTILE_KINDS
 from experiments.damage.races import RaceOutcome, all_races
 from experiments.pages import failures, minutes, page, write_page, write_section
 
@@ -31,7 +31,12 @@ _FRESH_EVERY, _ROUNDS, _HOSTILE_INPUTS, _MAX_PROBLEMS = 100, 200, 20, 5
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--inputs", type=int, default=3200, help="make at least this many inputs")
-    parser.add_argument("--only", nargs="+", metavar="KIND", help="run only these kinds, or one input as KIND#NUMBER")
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        metavar="KIND",
+        help="run only these kinds, inputs KIND#NUMBER, or formats",
+    )
     parser.add_argument("--at-once", type=int, default=2, help="run this many processes at a time")
     parser.add_argument("--fresh", action="store_true", help="start a fresh interpreter for each input")
     parser.add_argument("--keep", type=Path, help="keep failed inputs in this folder")
@@ -48,7 +53,7 @@ def main() -> None:
     is_alone = is_hostile_alone or ((args.races is not None or args.memory) and not args.write)
     hostile: list[HostileOutcome] = []
     if args.hostile is not None or args.write:
-        hostile = _hostile(args.hostile or _HOSTILE_INPUTS, args.at_once, args.keep)
+        hostile = _hostile(args.hostile or _HOSTILE_INPUTS, args)
     if is_hostile_alone and args.write:
         write_section("reliability-input", _hostile_section(hostile))
     races = _races(args.races or _ROUNDS) if args.races is not None or writes_all else []
@@ -115,11 +120,12 @@ def _compared(outcomes: Sequence[Outcome], at_once: int) -> list[Outcome]:
     return again
 
 
-def _hostile(num_inputs: int, at_once: int, keep: Path | None) -> list[HostileOutcome]:
-    outcomes = run_hostile(HOSTILE_KINDS, num_inputs, at_once=at_once, keep=keep)
-    found = _kept(outcomes, lambda outcome: outcome.line() if outcome.problems else "")
+def _hostile(num_inputs: int, args: argparse.Namespace) -> list[HostileOutcome]:
+    chosen = [kind for kind in HOSTILE_KINDS if not args.only or {kind.name, kind.format} & {*args.only}]
+    outcomes = run_hostile(chosen, num_inputs, at_once=args.at_once, keep=args.keep)
+    found = _kept(outcomes, HostileOutcome.line if args.only else lambda one: one.line() if one.problems else "")
     num_failed = sum(bool(outcome.problems) for outcome in found)
-    print(f"{len(found)} hostile inputs of {len(HOSTILE_KINDS)} kinds, {num_failed} failed", flush=True)
+    print(f"{len(found)} hostile inputs of {len(chosen)} kinds, {num_failed} failed", flush=True)
     return found
 
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from cases import each_case, only_nightly
 
-from experiments.damage.hostile.__main__ import KINDS
 from experiments.damage.hostile.engine import run_hostile
+from experiments.damage.hostile.kinds import KINDS
 
 FORMATS = tuple(dict.fromkeys(kind.format for kind in KINDS))
 

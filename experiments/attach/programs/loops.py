@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
 from torch.utils.checkpoint import checkpoint
+from torch.utils.data import DataLoader
 
 from experiments.attach.programs.parts import BATCH, STEPS, Layers, Model, batches, distributed_batches, loss_of
 from experiments.attach.witness import Witness
@@ -34,28 +35,52 @@ def main() -> None:
     parser.add_argument("--local_rank", type=int, default=0)
     args = parser.parse_args()
     programs[args.kind](args)
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def _optimizer(model: torch.nn.Module, **options: bool) -> torch.optim.Optimizer:
     return torch.optim.AdamW(model.parameters(), lr=1e-3, **options)
 
 
-def plain(args: argparse.Namespace) -> None:
-    """Train under DDP or FSDP, with a compiled model, or with layers computed anew in the backward pass."""
+def _joined() -> Witness:
     witness = Witness()
     dist.init_process_group("gloo")
-    rank, num_ranks = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(0)
-    model = _parallel(args.kind, _model(args.kind))
-    optimizer = _optimizer(model)
-    for number, (x, y) in enumerate(batches(rank, num_ranks, steps=STEPS * args.accumulate), 1):
-        loss = loss_of(model(x), y) / args.accumulate
+    return witness
+
+
+def _own_batches(steps: int = STEPS) -> DataLoader:
+    return batches(dist.get_rank(), dist.get_world_size(), steps=steps)
+
+
+def _train(
+    witness: Witness,
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    loader: DataLoader,
+    accumulate: int = 1,
+    *,
+    before: Callable[[], None] = lambda: None,
+    after: Callable[[int], None] = lambda number: None,
+) -> None:
+    """Train as a loop of one's own does; `before` runs before each step of the optimizer, `after` after it."""
+    for number, (x, y) in enumerate(loader, 1):
+        loss = loss_of(model(x), y) / accumulate
         loss.backward()
-        if number % args.accumulate == 0:
+        if number % accumulate == 0:
+            before()
             optimizer.step()
             optimizer.zero_grad()
-            witness.step(loss, BATCH * args.accumulate)
-    dist.destroy_process_group()
+            witness.step(loss, BATCH * accumulate)
+            after(number)
+
+
+def plain(args: argparse.Namespace) -> None:
+    """Train under DDP or FSDP, with a compiled model, or with layers computed anew in the backward pass."""
+    witness = _joined()
+    model = _parallel(args.kind, _model(args.kind))
+    _train(witness, model, _optimizer(model), _own_batches(STEPS * args.accumulate), args.accumulate)
 
 
 class Recomputed(Layers):
@@ -89,47 +114,36 @@ def _parallel(kind: str, model: Model) -> torch.nn.Module:
 
 def by_hand(args: argparse.Namespace) -> None:
     """Train a compiled model whose gradients the script itself averages."""
-    witness = Witness()
-    dist.init_process_group("gloo")
-    torch.manual_seed(0)
+    witness = _joined()
     model = Model(torch.compile(Layers()))
-    optimizer = _optimizer(model)
-    for x, y in batches(dist.get_rank(), dist.get_world_size()):
-        loss = loss_of(model(x), y)
-        loss.backward()
+
+    def average() -> None:
         for parameter in model.parameters():
             dist.all_reduce(parameter.grad)
-        optimizer.step()
-        optimizer.zero_grad()
-        witness.step(loss, BATCH)
-    dist.destroy_process_group()
+
+    _train(witness, model, _optimizer(model), _own_batches(), before=average)
 
 
 def async_checkpoint(args: argparse.Namespace) -> None:
     """Train under DDP, and save every tenth step in the background."""
     from torch.distributed.checkpoint import async_save
 
-    witness = Witness()
-    dist.init_process_group("gloo")
+    witness = _joined()
     saving = dist.new_group(backend="gloo")  # what is saved in another thread must not mix with gradients
-    torch.manual_seed(0)
     model = torch.nn.parallel.DistributedDataParallel(Model())
     optimizer = _optimizer(model)
-    saved = None
-    for number, (x, y) in enumerate(batches(dist.get_rank(), dist.get_world_size()), 1):
-        loss = loss_of(model(x), y)
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        witness.step(loss, BATCH)
+    saved = []
+
+    def save(number: int) -> None:
         if number % 10 == 0:
-            if saved is not None:
-                saved.result()
+            if saved:
+                saved[-1].result()
             state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
             place = os.path.join(os.environ["ATTACH_FOLDER"], f"saved-{number}")
-            saved = async_save(state, checkpoint_id=place, process_group=saving)
-    saved.result()
-    dist.destroy_process_group()
+            saved.append(async_save(state, checkpoint_id=place, process_group=saving))
+
+    _train(witness, model, optimizer, _own_batches(), after=save)
+    saved[-1].result()
 
 
 def local_sgd(args: argparse.Namespace) -> None:
@@ -138,21 +152,13 @@ def local_sgd(args: argparse.Namespace) -> None:
     from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
     from torch.distributed.optim import PostLocalSGDOptimizer
 
-    witness = Witness()
-    dist.init_process_group("gloo")
-    torch.manual_seed(0)
+    witness = _joined()
     model = torch.nn.parallel.DistributedDataParallel(Model())
     alone, _ = dist.new_subgroups(group_size=1)
     state = PostLocalSGDState(process_group=None, subgroup=alone, start_localSGD_iter=10)
     model.register_comm_hook(state, post_localSGD_hook)
     optimizer = PostLocalSGDOptimizer(_optimizer(model), PeriodicModelAverager(period=4, warmup_steps=10))
-    for x, y in batches(dist.get_rank(), dist.get_world_size()):
-        loss = loss_of(model(x), y)
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        witness.step(loss, BATCH)
-    dist.destroy_process_group()
+    _train(witness, model, optimizer, _own_batches())
 
 
 def tensor_parallel(args: argparse.Namespace) -> None:
@@ -167,13 +173,7 @@ def tensor_parallel(args: argparse.Namespace) -> None:
     plan = {f"net.layers.{i}": ColwiseParallel(output_layouts=Replicate()) for i in range(8)}
     model = parallelize_module(Model(), mesh, plan)
     optimizer = _optimizer(model, foreach=True)
-    for x, y in batches(0, 1):
-        loss = loss_of(model(x), y)
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        witness.step(loss, BATCH)
-    dist.destroy_process_group()
+    _train(witness, model, optimizer, batches(0, 1))
 
 
 def pipeline(args: argparse.Namespace) -> None:
@@ -199,7 +199,6 @@ def pipeline(args: argparse.Namespace) -> None:
         optimizer.step()
         optimizer.zero_grad()
         witness.step(torch.stack(losses) if losses else next(model.parameters()), BATCH)
-    dist.destroy_process_group()
 
 
 @contextmanager
@@ -236,14 +235,13 @@ def zero(args: argparse.Namespace) -> None:
     }
     engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
     with _traced(args, engine):
-        for x, y in batches(dist.get_rank(), dist.get_world_size(), steps=STEPS * args.accumulate):
+        for x, y in _own_batches(STEPS * args.accumulate):
             loss = loss_of(engine(x), y)
             engine.backward(loss)
             is_last = engine.is_gradient_accumulation_boundary()
             engine.step()
             if is_last:
                 witness.step(loss, BATCH * args.accumulate)
-    dist.destroy_process_group()
 
 
 def accelerate(args: argparse.Namespace) -> None:

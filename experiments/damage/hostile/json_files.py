@@ -16,7 +16,6 @@ from contextlib import suppress
 from dataclasses import is_dataclass, replace
 from enum import Enum
 from functools import cache, partial
-from itertools import islice
 from pathlib import Path
 from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
@@ -321,18 +320,9 @@ _INDEX = "history index"
 _INDEX_BOUNDS: dict[str, Any] = {"most_cpu_s": 1.0, "most_memory_bytes": 256 << 20}
 
 
-# Snapshots of audits, and trees of /sys and /proc
+# Snapshots of audits
 
-_SNAPSHOTS, _TREES = "snapshots of audits", "trees of /sys and /proc"
-_OF_TREES = (
-    "sys/devices/system/node", "sys/devices/system/cpu/cpu0/topology", "sys/class/net", "sys/bus/pci/devices",
-    "sys/class/infiniband", "sys/class/drm", "proc/sys/net/core", "proc/sys/kernel",
-)  # fmt: skip
-_TREE_VALUES = (
-    "", "0", "-1", "1e9", "9" * 18, "9" * 4000, "nan", "0-", "0-4294967295", "0-3,5,2-1", "," * 1000, "0x" + "f" * 9999,
-    "ffffffff," * 400, "Ä", "\x00\xff", engine.CONTROL, "\n" * 5000, "[always] madvise never", "../../../../etc/shadow",
-    "0000:00:00.0",
-)  # fmt: skip
+_SNAPSHOTS = "snapshots of audits"
 sound_snapshot = cache(partial(snapshot_of, "n0"))
 
 
@@ -350,51 +340,6 @@ def _many_snapshots(folder: Path, random: Random) -> engine.Call:
         content["host"] = f"{'' if random.maybe(0.9) else engine.CONTROL}n{host}"
         (folder / f"n{host:05d}.json").write_text(json.dumps(content))
     return engine.Call(arguments=("audit", "--from", str(folder)), num_bytes=engine.size_bytes(folder))
-
-
-def _tree(folder: Path, random: Random) -> engine.Call:
-    """Copy what an audit reads of this machine, with values exchanged, and links, pipes and loops among them."""
-    for path in [path for name in _OF_TREES for path in islice(Path("/", name).rglob("*"), 60)]:
-        copy = folder / path.relative_to("/")
-        try:
-            copy.parent.mkdir(parents=True, exist_ok=True)
-            if path.is_symlink():
-                copy.symlink_to(os.readlink(path))
-            elif path.is_file():
-                _put_value(copy, path, random)
-            else:
-                copy.mkdir(exist_ok=True)
-        except OSError:  # what this machine does not show, or what has a link above it
-            continue
-    return engine.Call(arguments=("audit", "--sysfs-root", str(folder)), num_bytes=engine.size_bytes(folder))
-
-
-def _put_value(copy: Path, path: Path, random: Random) -> None:
-    if random.maybe(0.05):
-        engine.put_no_file(copy, random, lambda copy: copy.symlink_to(random.one("..", "/")))
-    elif random.maybe(0.05):
-        copy.write_bytes(random.bytes(random.text_size() // 20))
-    elif random.maybe(0.3):
-        copy.write_text(random.of(_TREE_VALUES))
-    else:
-        copy.write_bytes(path.read_bytes()[:20_000])
-
-
-def _wide_tree(folder: Path, random: Random) -> engine.Call:
-    """Thousands of processors, nodes or devices."""
-    count = random.count(1000, 5000)
-    for name in ("sys/devices/system/cpu", "sys/devices/system/node", "sys/bus/pci/devices", "sys/class/net"):
-        for number in range(count // 4):
-            entry = random.one("cpu{}", "node{}", "0000:{:02x}:00.0", "eth{}", "cpu9999999{}").format(number)
-            (folder / name / entry).mkdir(parents=True, exist_ok=True)
-            (folder / name / entry / random.one("online", "cpulist", "class", "speed", "numa_node")).write_text(
-                "0-1023"
-            )
-    for kind in ("cpu", "node"):
-        (folder / f"sys/devices/system/{kind}/online").write_text(f"0-{10 ** random.count(1, 12)}")
-    return engine.Call(
-        arguments=("audit", "--sysfs-root", str(folder)), num_bytes=engine.size_bytes(folder) + 100 * count
-    )
 
 
 # Saved probes: what `report` and `scale` read beside a run, and what a later probe is compared with
@@ -485,30 +430,12 @@ def _ras_report() -> Any:
     return {"nccl_version": "2.28.9", "timestamp": "2026-11-24 09:00:00", "communicators": [whole]}
 
 
-def _put_ras(folder: Path, content: bytes | None, random: Random, **expected: Any) -> engine.Call:
+def _put_ras(folder: Path, content: bytes, random: Random) -> engine.Call:
     place, path = folder / "dumps", folder / "ras.json"
     place.mkdir()
     found = {f"rank_{rank}": dumps.dump([dumps.entry(0)] if rank != 2 else [], world=_WORLD) for rank in range(4)}
-    num_bytes = dumps.write(place, found)
-    if content is not None:
-        num_bytes += path.write_bytes(content)
-    return engine.Call(arguments=("hang", str(place), "--ras", str(path)), num_bytes=num_bytes, **expected)
-
-
-def _ras_twice(folder: Path, random: Random) -> engine.Call:
-    keys = ",".join([f'"rank": {random.count(0, 10)}, "AllReduce": 1'] * random.count(10_000, 60_000))
-    return _put_ras(folder, json.dumps(_ras_report()).replace('"rank": 2', keys).encode(), random)
-
-
-def _ras_commas(folder: Path, random: Random) -> engine.Call:
-    text = '"nvml_dev": ' + "1" * random.count(10, 100_000) + " " * random.count(10, 100_000)
-    content = ('{"a": [' + f"{{{text}}}," * random.count(2, 20)).encode()
-    return _put_ras(folder, content, random, codes=frozenset({2}))
-
-
-def _ras_no_file(folder: Path, random: Random) -> engine.Call:
-    engine.put_no_file(folder / "ras.json", random)
-    return _put_ras(folder, None, random, codes=frozenset({2}))
+    num_bytes = dumps.write(place, found) + path.write_bytes(content)
+    return engine.Call(arguments=("hang", str(place), "--ras", str(path)), num_bytes=num_bytes)
 
 
 def _put_dump(folder: Path, content: bytes, random: Random) -> engine.Call:
@@ -545,13 +472,10 @@ KINDS = (
     # A matrix or a picture of a host takes more than a screen.
     *kinds("snapshot", _SNAPSHOTS, _loaded(sound_snapshot), _put_snapshot, most_lines=200),
     engine.Hostile(name="snapshot-many-hosts", format=_SNAPSHOTS, make=_many_snapshots),
-    engine.Hostile(name="tree-values", format=_TREES, make=_tree),
-    engine.Hostile(name="tree-wide", format=_TREES, make=_wide_tree),
     *kinds("probe", _PROBES, _probe, _put_probe, **_REPORT),
     *engine.kinds_of("probe", _PROBES, {"versions": _probe_versions, "no-file": _probe_no_file}, **_REPORT),
     # The probe that is compared is measured: that takes torch and a second of all cores.
     engine.Hostile(name="probe-against", format=_PROBES, make=_probe_against, most_cpu_s=12.0, **_REPORT),
     *kinds("ras", _RAS, lambda _: _ras_report(), _put_ras),
-    *engine.kinds_of("ras", _RAS, {"twice": _ras_twice, "commas": _ras_commas, "no-file": _ras_no_file}),
     *kinds("dumps-json", "Flight Recorder dumps", lambda _: dumps.dump([dumps.entry(n) for n in range(3)]), _put_dump),
 )

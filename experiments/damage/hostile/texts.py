@@ -87,7 +87,6 @@ CHANGES: Mapping[str, Callable[[str, Random], str]] = {
         word := random.of(_WORD.findall(text)), f"{word}," * random.size(900, 99_000), 1
     ),
 }
-_RULE = "[[rollout]]\nnodes = ['{}']\ntrace.enabled = true\n"
 _CSV = sound_text("measured.csv")
 
 
@@ -132,45 +131,6 @@ def _host_lists(random: Random) -> str:
     return _CSV + line * (random.text_size() // 200)
 
 
-def _keys_of_many_parts(random: Random) -> str:
-    key = ".".join(random.one("a", "trace", '"."') for _ in range(random.size(1_000, 300_000)))
-    return str(random.one("{} = 1\n", "[{}]\n", "[[{}]]\n", "a = {{ {} = 1 }}\n")).format(key)
-
-
-def _many_nodes(random: Random) -> str:
-    count = random.size(2, 100)
-    return "".join(_RULE.format(f"n{number if count % 2 else ''}[1-65536]") for number in range(count))
-
-
-def _loops(random: Random) -> str:
-    length = random.size(1, 80_000)
-    return random.lines(20_000, 80_000, lambda i: f"n{i} s{i} s{i // length * length + (i + 1) % length}")
-
-
-def _wide_tree(random: Random) -> str:
-    """Return leaves below a switch, below very many others, or leaves each with many of their own."""
-    leaves = random.lines(5_000, 50_000, lambda i: f"SwitchName=l{i} Nodes=n{i}\nSwitchName=m{i % 997} Switches=l{i}")
-    count = random.one(1, 7)
-    middle = "".join(f"SwitchName=agg{i % count} Switches=m{i}\n" for i in range(997))
-    return leaves + middle + random.lines(100, 50_000, lambda i: f"SwitchName=s{i} Switches=agg0,agg{i % 7}")
-
-
-_DOCUMENTS = ("--- a\n", "---\n", "...\n", "%TAG !e! t\n", "- !!int 1\n", "- &a b\n", "- *a\n", "#\n")
-_OWN: Mapping[str, tuple[Place, Mapping[str, Text]]] = {
-    "settings": (_put_settings, {"keys-of-many-parts": _keys_of_many_parts, "many-nodes": _many_nodes}),
-    "topology": (
-        _put_topology,
-        {
-            "names-twice": lambda r: r.lines(20_000, 100_000, lambda i: f"SwitchName=s{i % 10_000} Nodes=n{i}"),
-            "chain": lambda r: r.lines(20_000, 80_000, lambda i: f"SwitchName=s{i} Nodes=n{i} Switches=s{i + 1}"),
-            **{"loops": _loops, "wide-tree": _wide_tree},
-            "yaml-documents": lambda r: "-" + r.of(_DOCUMENTS) * r.size(50_000, 500_000),
-            "yaml-keys": lambda r: "- topology: t\n" + r.lines(20_000, 200_000, lambda i: f"  k{i % 19_999}: {i}"),
-        },
-    ),
-}
-
-
 def _made(place: Place, text: Text) -> Make:
     return lambda folder, random: place(folder, text(random), random)
 
@@ -181,11 +141,6 @@ def _kinds(prefix: str, format_: str, sound: str, place: Place, **bounds: Any) -
     return kinds_of(prefix, format_, made, **bounds)
 
 
-def _own_kinds(format_: str, prefix: str, **bounds: Any) -> list[Hostile]:
-    place, texts = _OWN[prefix]
-    return kinds_of(prefix, format_, {name: _made(place, text) for name, text in texts.items()}, **bounds)
-
-
 _OF_SETTINGS: dict[str, Any] = {"most_cpu_s": 1.0, "most_memory_bytes": 384 << 20}
 # A report of a sound run without a file has 59 lines.
 _OF_TOPOLOGY: dict[str, Any] = {"most_cpu_s": 2.0, "most_memory_bytes": 512 << 20, "most_lines": 80}
@@ -194,10 +149,8 @@ KINDS = (
     # A list of 11 letters may be of 16,000 nodes, each of which is compared; a file names a million at most.
     Hostile(name="csv-hosts", format="CSV files", make=_made(_put_csv, _host_lists), most_cpu_s_per_mb=5.0),
     *_kinds("settings", "settings", sound_text("settings.toml"), _put_settings, **_OF_SETTINGS),
-    *_own_kinds("settings", "settings", **_OF_SETTINGS),
     *_kinds("topology", "topology files", sound_text("topology.conf"), _put_topology, **_OF_TOPOLOGY),
     *_kinds("topology-table", "topology files", sound_text("table.conf"), _put_topology, **_OF_TOPOLOGY),
     *_kinds("topology-yaml", "topology files", sound_text("topology.yaml"), _put_topology, **_OF_TOPOLOGY),
-    *_own_kinds("topology files", "topology", **_OF_TOPOLOGY),
     *_kinds("nccl-log", "logs of NCCL", sound_text("nccl.log"), _put_log),
 )

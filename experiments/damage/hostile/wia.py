@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +11,11 @@ import pyarrow as pa
 from pyarrow import parquet
 
 from experiments.damage.chance import Random
-from experiments.damage.hostile.engine import SECRET, Call, kinds_of
+from experiments.damage.hostile.engine import Call, kinds_of
 from experiments.damage.hostile.json_files import kinds
 from hpcpace.runs.imports.wia import COLUMNS
 
 _FORMAT = "traces of the what-if analysis"
-_ESCAPE = "\x1b]0;owned\x07\x1b[2J\u202e"
 _OPERATIONS = (
     *("forward-compute", "backward-compute", "forward-send", "forward-recv", "backward-send", "backward-recv"),
     *("optimizer", "params-all-gather", "grads-reduce-scatter", "optimizer-clip-main-grad"),
@@ -63,51 +61,9 @@ def _write(folder: Path, columns: dict[str, Any], **how: Any) -> Path:
     return path
 
 
-def _rows(folder: Path, random: Random, texts: Any = None, **changes: Any) -> Call:
-    """Return a call on many rows, with texts in place of the operations, and other columns."""
-    num_rows = random.count(1000, 200_000)
-    columns = _columns(random, num_rows, **changes)
-    if texts is not None:
-        columns["optype"] = _texts(random.integers(0, len(texts), num_rows), texts)
-    return _call(_write(folder, columns), num_rows)
-
-
 def _sound(folder: Path, random: Random) -> Call:
     path = _write(folder, _columns(random, 100_000))
     return _call(path, 100_000, codes=frozenset({0}))
-
-
-def _long_texts(folder: Path, random: Random) -> Call:
-    """Write one long text for half of the rows, in a dictionary."""
-    text = random.one("x", _ESCAPE, "forward-compute") * random.count(1000, 50_000)
-    return _rows(folder, random, [text, "optimizer"])
-
-
-def _plain_texts(folder: Path, random: Random) -> Call:
-    """Write long texts that shrink to nothing, one in each row and group of rows."""
-    num_letters, num_rows = random.count(1 << 20, 1 << 24), random.count(1, 200)
-    numbers = {name: values for name, values in _columns(random, 1).items() if name != "optype"}
-    path, schema = folder / "trace-X.parquet", pa.table({**numbers, "optype": [""]}).schema
-    codec = random.one("zstd", "gzip", "snappy", "brotli")
-    with parquet.ParquetWriter(path, schema, compression=codec, use_dictionary=False) as writer:
-        for row in range(num_rows):
-            writer.write_table(pa.table({**numbers, "optype": [f"{row}" + "x" * num_letters]}))
-    # 10 MB are decoded in the time of one of other files, up to the limit of memory.
-    return _call(path, num_rows + min(num_letters * num_rows, 700_000_000) // 10 // _ROW_BYTES)
-
-
-def _many_rows(folder: Path, random: Random) -> Call:
-    """Write rows that take no space in the file: all the same."""
-    num_rows = random.count(500_000, 6_000_000)
-    columns = {name: np.zeros(num_rows, np.int8) for name in COLUMNS}
-    columns["optype"] = _texts(columns["step"], ["forward-compute"])
-    return _call(_write(folder, columns, compression="zstd"), min(num_rows, 1_200_000))
-
-
-def _many_workers(folder: Path, random: Random) -> Call:
-    num_workers = random.count(20, 80) if random.maybe(0.7) else random.count(2_000, 50_000)
-    columns = _columns(random, max(4 * num_workers, 1000), num_workers)
-    return _call(_write(folder, columns), 4 * num_workers, num_workers=num_workers)
 
 
 def _many_steps(folder: Path, random: Random) -> Call:
@@ -117,33 +73,12 @@ def _many_steps(folder: Path, random: Random) -> Call:
     return _call(_write(folder, columns), num_rows)
 
 
-def _many_kinds(folder: Path, random: Random) -> Call:
-    return _rows(folder, random, [f"kind {number}{_ESCAPE}" for number in range(random.count(10, 2000))])
-
-
 def _one_message(folder: Path, random: Random) -> Call:
     """Write messages alone, all between the same stages, with chunks that do not exist."""
     columns = _columns(random, 100_000)
     columns["optype"] = _texts(random.integers(2, 6, 100_000), _OPERATIONS)
     columns["mc"] = random.integers(0, random.one(2, 1000, 1 << 30), 100_000)
     return _call(_write(folder, columns), 100_000)
-
-
-def _other_types(folder: Path, random: Random) -> Call:
-    num_rows = 1000
-    columns = _columns(random, num_rows)
-    values = ([1], {"a": 1}, "1" * 100, b"\xff", True, float("nan"), float("inf"), -1e300, -(1 << 63), None)
-    typed = ((None, pa.int64()), (0, pa.timestamp("ns")), ((1 << 64) - 1, pa.uint64()))
-    for name in COLUMNS:
-        if random.maybe(0.2):
-            value, *kind = random.of([*((value,) for value in values), *typed])
-            columns[name] = pa.array([value] * num_rows, *kind)
-    return _call(_write(folder, columns), num_rows)
-
-
-def _missing(folder: Path, random: Random) -> Call:
-    columns = {name: values for name, values in _columns(random, 100).items() if not random.maybe(0.2)}
-    return _call(_write(folder, columns), 100)
 
 
 def _damaged(folder: Path, random: Random) -> Call:
@@ -200,22 +135,7 @@ def _many_tracks(folder: Path, random: Random) -> Call:
     return _written_timeline(folder, json.dumps(_traced(num_tracks, events)).encode(), num_workers=num_tracks)
 
 
-def _places(folder: Path, random: Random) -> Call:
-    """Put links and FIFOs where a trace and its facts are looked for."""
-    secret = folder.parent / "secret"
-    secret.write_text(f"world_size: 77\n{SECRET}\n" * 10)
-    name = random.one("trace-X.parquet", "meta-X.yaml")
-    if name == "meta-X.yaml":
-        _write(folder, _columns(random, 1000))
-    random.one(lambda path: path.symlink_to(secret), os.mkfifo)(folder / name)
-    arguments = ("import", "wia", str(folder), "--run-dir", str(folder.parent / "run"))
-    return Call(arguments=arguments, num_bytes=300_000, never=("77 GPUs",))
-
-
-_MAKERS = (
-    *(_sound, _long_texts, _plain_texts, _many_rows, _many_workers, _many_steps, _many_kinds, _one_message),
-    *(_other_types, _missing, _damaged, _false_sizes, _many_tracks, _places),
-)
+_MAKERS = (_sound, _many_steps, _one_message, _damaged, _false_sizes, _many_tracks)
 KINDS = (
     *kinds_of("wia", _FORMAT, _MAKERS, **_BOUNDS),
     *kinds("wia-timeline", _FORMAT, lambda _: _traced(4, _timeline_events(200)), _written_timeline, **_BOUNDS),
