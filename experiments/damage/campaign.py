@@ -13,14 +13,14 @@ from typing import Any
 
 import numpy as np
 
-from experiments.damage import bombs, content, journals, links, names, packs, tables
+from experiments.damage import bombs, content, journals, links, names, tables
 from experiments.damage.chance import random_of
 from experiments.damage.child import Child, Result, each_outcome, preload
 from experiments.damage.judge import problems_of, problems_of_view, state_of, wrongly_written
 from experiments.damage.names import run_folder
 from experiments.damage.specimen import Damaged, Kind, RunCopy, Shelf, further_views
 
-_MODULES = (content, journals, tables, names, packs, links, bombs)
+_MODULES = (content, journals, tables, names, links, bombs)
 KINDS = tuple(kind for module in _MODULES for kind in module.KINDS)
 """All kinds of damage."""
 _JSON_EVERY = 5
