@@ -4,7 +4,6 @@ python -m experiments.imports PROOF ...
 
 published FOLDER       published traces: clones of ByteDance-Seed/StragglerAnalysis, HolisticTraceAnalysis of
                        facebookresearch and GindaChen/nsys-ai in FOLDER, under the last parts of their names
-own                    profiles of torch.profiler and our traces of the same runs, over gloo with 2 and 4 ranks
 speed [MB [PYTHON]]    events a second and memory of a profile of that size; PYTHON has the other tools
 """
 
@@ -30,34 +29,10 @@ from hpcpace.runs.imports.imported_run import Import, write_run
 from hpcpace.runs.imports.kineto import import_kineto
 from hpcpace.runs.imports.nsys import import_nsys
 from hpcpace.runs.imports.wia_ranks import import_wia
-from hpcpace.trace.reader import read_trace
-from hpcpace.trace.schema import Op, Phase
+from hpcpace.trace.schema import Op
 
 WIA = {"AR": 1.973, "ST": 1.179, "SE": 1.537}
 """Published slowdown of the three traces: mean step time over that of even work (data/result-*.json)."""
-
-NUM_STEPS, NUM_WARMUP = 40, 10
-_SCRIPT = """
-import sys
-import torch, torch.distributed as dist
-from torch.profiler import ProfilerActivity, profile, schedule
-torch.set_num_threads(1)
-dist.init_process_group("gloo")
-model = torch.nn.Sequential(*[torch.nn.Linear(512, 512) for _ in range(6)])
-model = torch.nn.parallel.DistributedDataParallel(model)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-num_warmup, num_steps = int(sys.argv[2]), int(sys.argv[3])
-plan = schedule(wait=0, warmup=num_warmup, active=num_steps, repeat=1)
-save = lambda prof: prof.export_chrome_trace(f"{sys.argv[1]}/rank-{dist.get_rank()}.json.gz")
-with profile(activities=[ProfilerActivity.CPU], schedule=plan, on_trace_ready=save) as prof:
-    for _ in range(num_warmup + num_steps):
-        loss = model(torch.randn(256, 512)).square().mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        prof.step()
-dist.destroy_process_group()
-"""
 
 
 def report(found: Import, path: Path) -> Summary:
@@ -96,55 +71,6 @@ def published(folder: Path) -> None:
         )
         ours = [len(one.tables["collectives"]) for one in import_nsys(path).ranks]
         print(f"{path.name}: SendRecv kernels a GPU {ours}, as SQL counts them {[row[0] for row in counted]}")
-
-
-def own() -> None:
-    """Print how imported profiles differ from our own traces of the same runs."""
-    for num_ranks in (2, 4):
-        with tempfile.TemporaryDirectory() as scratch:
-            folder = Path(scratch)
-            (folder / "train.py").write_text(_SCRIPT)
-            (folder / "profiles").mkdir()
-            train = [str(folder / "train.py"), str(folder / "profiles"), str(NUM_WARMUP), str(NUM_STEPS)]
-            torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(num_ranks)]
-            traced = [*torchrun, "-m", "hpcpace", "trace", "--run-dir", str(folder / "run"), "--", *train]
-            subprocess.run(traced, check=True, capture_output=True)
-            imported = {one.header.rank: one.tables for one in import_kineto([folder / "profiles"]).ranks}
-            differences = [_differences(folder / "run", rank, tables) for rank, tables in imported.items()]
-            print(f"{num_ranks} ranks, {NUM_STEPS} steps: profile over trace, of each rank")
-            for name in differences[0]:
-                print(f"    {name:28} {'  '.join(f'{one[name]:+.1%}' for one in differences)}")
-
-
-def _differences(run: Path, rank: int, theirs: dict[str, np.ndarray]) -> dict[str, float]:
-    """Return by how much the figures of a profile differ from those of our trace, relative to these."""
-    trace = read_trace(open_run(run).last_attempt().trace_file(rank))
-    figures = []
-    for tables, first in ((theirs, None), (trace.tables, NUM_WARMUP)):
-        steps, phases, rows = (tables[name] for name in ("steps", "phases", "collectives"))
-        first = int(steps["step"].min()) if first is None else first
-        stop = first + NUM_STEPS
-        lengths = phases["end_ns"] - phases["begin_ns"]
-        is_used = (phases["step"] >= first) & (phases["step"] < stop)
-        ends = np.sort(phases["end_ns"][(phases["phase"] == Phase.OPTIMIZER) & is_used])
-        # Those of the reducer alone: hpcpace compares its clocks over gloo, too, and the profile has that.
-        backward = np.flatnonzero((phases["phase"] == Phase.BACKWARD) & is_used)
-        begins = np.sort(phases["begin_ns"][backward]), np.sort(phases["end_ns"][backward])
-        at = np.searchsorted(begins[0], rows["enter_ns"], side="right") - 1
-        is_inside = (at >= 0) & (rows["enter_ns"] <= begins[1][np.maximum(at, 0)])
-        ops = (rows["exit_ns"] - rows["enter_ns"])[is_inside]
-        figures.append(
-            {
-                "step": float(np.diff(ends).mean()),
-                **{
-                    phase.name.lower(): float(lengths[is_used & (phases["phase"] == phase)].sum()) / NUM_STEPS
-                    for phase in (Phase.FORWARD, Phase.BACKWARD)
-                },
-                "collectives (count)": float(len(ops)),
-                "collectives (mean duration)": float(ops.mean()),
-            }
-        )
-    return {name: figures[0][name] / figures[1][name] - 1 for name in figures[0]}
 
 
 def speed(size_mb: int, others: str) -> None:
@@ -244,7 +170,6 @@ def main(arguments: list[str]) -> None:
     """Run what the arguments name."""
     proofs: dict[str, Callable[[], None]] = {
         "published": lambda: published(Path(arguments[1])),
-        "own": own,
         "speed": lambda: speed(
             int(arguments[1] if arguments[1:] else 1000), arguments[2] if arguments[2:] else sys.executable
         ),
