@@ -4,8 +4,9 @@ The same records, written as each tool reads them, are read in turn by processes
 the least that a report has to do (experiments/bench/floor.py), by `hpcpace report`, and by the others. Then four runs
 of known truth show whom each tool names.
 
-HolisticTraceAnalysis comes from PyPI into a temporary environment; without PyPI it is left out. TraceLens and the
-what-if analyzer are not on PyPI: give the interpreter of an environment in which each can be imported.
+Each of the others takes part if there is the interpreter of an environment in which it can be imported: for
+HolisticTraceAnalysis `pip install --no-deps HolisticTraceAnalysis==0.5.0` and numpy, pandas, plotly, networkx, pydot,
+psutil, pyyaml and ijson; TraceLens and the what-if analyzer are not on PyPI.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ import argparse
 import json
 import math
 import statistics
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
@@ -35,11 +35,6 @@ from hpcpace.trace.schema import Op, row_dtypes
 from hpcpace.trace.writer import TraceWriter
 
 _FOUND = "found.txt"
-# What HolisticTraceAnalysis imports; its JupyterLab is for its notebooks.
-_HTA_PACKAGES = (
-    ("HolisticTraceAnalysis==0.5.0", "--no-deps"),
-    ("numpy", "pandas", "plotly", "networkx", "pydot", "psutil", "pyyaml", "ijson"),
-)
 _LAST = """
 def last(counts):
     if not sum(counts.values()):
@@ -170,29 +165,6 @@ def _peers(hta: Path | None, tracelens: Path | None, what_if: Path | None) -> li
     return [Peer(name=name, python=python, **how) for name, (python, how) in tools.items() if python is not None]
 
 
-def hta_environment(path: Path) -> Path:
-    """Return the interpreter of a new environment with HolisticTraceAnalysis.
-
-    Its versions of pandas and plotly stay apart there. Only what it imports is compiled, before it is measured.
-
-    Raises:
-        NotFinished: PyPI cannot be reached.
-    """
-    python = path / "bin" / "python"
-    install = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--no-compile"]
-    commands = [[sys.executable, "-m", "venv", "--without-pip", str(path)]]
-    commands += [[*install, *what] for what in _HTA_PACKAGES]
-    commands += [[str(python), "-c", "import hta.trace_analysis"]]
-    for command in commands:
-        try:
-            done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
-        except subprocess.TimeoutExpired:
-            raise NotFinished(f"{' '.join(command[1:])} took longer than 10 minutes") from None
-        if done.returncode:
-            raise NotFinished((done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1])
-    return python
-
-
 _NUM_RANKS = 8
 _WORLD = 0
 # A step in data parallelism, which all of the tools can read: buckets of gradients are reduced while the backward pass
@@ -317,29 +289,18 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--blame-steps", type=int, default=100, help="steps of the runs whose slow rank is known")
     parser.add_argument("--limit-s", type=float, default=600, help="end a tool that takes longer for a size")
-    parser.add_argument("--hta", type=Path, metavar="PYTHON", help="HolisticTraceAnalysis; default: install it")
-    parser.add_argument("--no-hta", action="store_true", help="leave HolisticTraceAnalysis out")
+    parser.add_argument("--hta", type=Path, metavar="PYTHON", help="HolisticTraceAnalysis")
     parser.add_argument("--tracelens", type=Path, metavar="PYTHON", help="AMD's TraceLens")
     parser.add_argument("--what-if", type=Path, metavar="PYTHON", help="ByteDance's what-if analyzer")
     args = parser.parse_args()
     limits = Limits(wall_s=args.limit_s, memory_bytes=int(_MEMORY_SHARE * psutil.virtual_memory().available))
     with tempfile.TemporaryDirectory() as temporary:
-        tools = _tools(args, Path(temporary))
+        tools = _peers(args.hta, args.tracelens, args.what_if)
         comparison = Comparison(tools=tools, num_repeats=args.repeats, limits=limits)
         for num_records in sorted(args.records):
             with tempfile.TemporaryDirectory(dir=temporary) as folder:
                 comparison.run(Path(folder), num_records)
         _print_blame(Path(temporary) / "blame", args.blame_steps, tools, limits)
-
-
-def _tools(args: argparse.Namespace, folder: Path) -> list[Peer]:
-    hta: Path | None = args.hta
-    if hta is None and not args.no_hta:
-        try:
-            hta = hta_environment(folder / "venv")
-        except NotFinished as error:
-            print(f"HolisticTraceAnalysis is left out: {error}")
-    return _peers(hta, args.tracelens, args.what_if)
 
 
 def _floor(attempt: Attempt, folder: Path, limits: Limits) -> Sample:
