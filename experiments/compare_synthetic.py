@@ -6,6 +6,20 @@ the same thing differ by `--run-cv` as a whole, and the speed of each host by th
 computes 5 % longer, or a rank with `--slower rank`. With `--long SHARE`, this share of the steps of all runs takes
 twice as long, and in the other half B has `--more` of such steps on top, and no slower host. Only figures of runs are
 made, as a report would find them, and no traces.
+
+Options:
+  --pairs N           of each kind [1000]
+  --steps N  [100]
+  --repeats N         runs of each side [1]
+  --noise X           of each step, relative [0.01]
+  --hosts N  [8]
+  --ranks N           of each host [2]
+  --run-cv X          standard deviation between runs and hosts [0.005]
+  --host-cv X         of hosts, where it is another one
+  --rank-cv X         of the ranks of a host [0.0]
+  --slower host|rank  what is slower in B [host]
+  --long X            share of steps that take twice as long [0.0]
+  --more X            share of such steps that B has more, with --long [0.1]
 """
 
 from __future__ import annotations
@@ -18,6 +32,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from experiments.options import command_line
 from hpcpace.core.change import Outcome
 from hpcpace.core.text import NS_PER_MS
 from hpcpace.metrics.resampling import block_means, log_error, share_of
@@ -100,20 +115,7 @@ _SLOWER = 0.05
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m experiments.compare_synthetic", description=__doc__)
-    parser.add_argument("--pairs", type=int, default=1000, help="of each kind")
-    parser.add_argument("--steps", type=int, default=100)
-    parser.add_argument("--repeats", type=int, default=1, help="runs of each side")
-    parser.add_argument("--noise", type=float, default=0.01, help="of each step, relative")
-    parser.add_argument("--hosts", type=int, default=8)
-    parser.add_argument("--ranks", type=int, default=2, help="of each host")
-    parser.add_argument("--run-cv", type=float, default=0.005, help="standard deviation between runs and hosts")
-    parser.add_argument("--host-cv", type=float, help="of hosts, where it is another one")
-    parser.add_argument("--rank-cv", type=float, default=0.0, help="of the ranks of a host")
-    parser.add_argument("--slower", choices=("host", "rank"), default="host", help="what is slower in B")
-    parser.add_argument("--long", type=float, default=0.0, help="share of steps that take twice as long")
-    parser.add_argument("--more", type=float, default=0.1, help="share of such steps that B has more, with --long")
-    args = parser.parse_args()
+    args = command_line(__doc__)
     random = np.random.default_rng(0)
     same = [_judged(random, None, args) for _ in range(args.pairs)]
     if args.long:

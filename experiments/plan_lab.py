@@ -3,11 +3,14 @@
 `python -m experiments.plan_lab [--folder FOLDER] [--write]` boots labs of two hosts with a core each and trains GPT-2
 tiny by `hpcpace train`. It needs root, Slurm, two cores with nothing else to do, and some six minutes. See
 docs/results/plan.md.
+
+Options:
+  --folder PATH  keep runs here; runs that are there are not done again
+  --write        put the section into docs/results/plan.md
 """
 
 from __future__ import annotations
 
-import argparse
 import math
 import tempfile
 from collections.abc import Iterable
@@ -19,6 +22,7 @@ import numpy as np
 
 import hpcpace
 from experiments.labs import JobQueue
+from experiments.options import command_line
 from experiments.pages import cases_of, counted, page, percent, read_toml, write_section
 from hpcpace.lab.lab import Lab
 from hpcpace.lab.settings import LabConfig
@@ -51,10 +55,7 @@ class Change:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m experiments.plan_lab", description=__doc__)
-    parser.add_argument("--folder", type=Path, help="keep runs here; runs that are there are not done again")
-    parser.add_argument("--write", action="store_true", help="put the section into docs/results/plan.md")
-    args = parser.parse_args()
+    args = command_line(__doc__)
     with tempfile.TemporaryDirectory(dir="/var/tmp") as made:
         folder = args.folder or Path(made)
         folder.mkdir(parents=True, exist_ok=True)

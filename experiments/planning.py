@@ -2,11 +2,14 @@
 
 `python -m experiments.planning [--calculon FOLDER] [--write]`; FOLDER is a checkout of calculon-ai/calculon, which then
 predicts the same steps in the same run. See docs/results/plan.md.
+
+Options:
+  --calculon PATH  folder of a checkout of calculon-ai/calculon
+  --write          write docs/results/plan.md
 """
 
 from __future__ import annotations
 
-import argparse
 import csv
 import sys
 import time
@@ -20,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from experiments.machine_fit import Fit, Measured, fit
+from experiments.options import command_line
 from experiments.pages import command, counted, table, write_page
 from hpcpace.metrics import Floats
 from hpcpace.planning.engine import Job
@@ -34,10 +38,7 @@ _GIB = 1 << 30
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m experiments.planning", description=__doc__)
-    parser.add_argument("--calculon", type=Path, help="folder of a checkout of calculon-ai/calculon")
-    parser.add_argument("--write", action="store_true", help="write docs/results/plan.md")
-    args = parser.parse_args()
+    args = command_line(__doc__)
     sections = {
         "megatron": megatron_section(),
         "selene": selene_section(args.calculon),

@@ -5,11 +5,14 @@
 FOLDER is `tests/attribution/unit/fr_traces` of a checkout; by default the copy in tests/data is used. Each scenario is
 judged with all of its 16 dumps, and 200 times with half of them left out at random. `--write` puts the table into
 docs/results/hang-published.md.
+
+Options:
+  folder PATH?  of a checkout; default: the copy in tests/data
+  --write       put the table into docs/results/hang-published.md
 """
 
 from __future__ import annotations
 
-import argparse
 import random
 import re
 import tarfile
@@ -21,6 +24,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from experiments import pages
+from experiments.options import command_line
 from hpcpace.core.text import rank_list
 from hpcpace.hang.rules import find_hang
 from hpcpace.hang.views import Hang
@@ -95,10 +99,7 @@ def table(scenarios: list[Scenario], times: int = TIMES) -> str:
 
 def main() -> None:
     """Print the table, or put it into the document."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", nargs="?", type=Path)
-    parser.add_argument("--write", action="store_true", help=f"Put the table into {DOCUMENT.relative_to(pages.ROOT)}.")
-    arguments = parser.parse_args()
+    arguments = command_line(__doc__)
     with published(arguments.folder) as scenarios:
         found = table(scenarios)
     if not arguments.write:

@@ -4,11 +4,15 @@
 ranks. Losses come from plain runs with five seeds each, times and bytes from a lab of two hosts with two ranks each,
 whose computation is emulated. It needs root and Slurm, about an hour on two cores, and goes on where it stopped. See
 docs/results/techniques.md.
+
+Options:
+  --folder PATH        keep runs here [/var/tmp/hpcpace-techniques]
+  --only losses|times  run these alone
+  --write              write docs/results/techniques.md at the end
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import os
@@ -23,6 +27,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 from experiments.labs import ALONE, JobQueue
+from experiments.options import command_line
 from experiments.pages import RESULTS, cases_of, command, read_toml, table, write_page
 from experiments.studies.lab_set_up import study_lab
 from hpcpace.core.rundir import RunDirectory
@@ -74,11 +79,7 @@ PLAIN = TECHNIQUES[0]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m experiments.techniques", description=__doc__)
-    parser.add_argument("--folder", type=Path, default=Path("/var/tmp/hpcpace-techniques"), help="keep runs here")
-    parser.add_argument("--only", choices=["losses", "times"], help="run these alone")
-    parser.add_argument("--write", action="store_true", help="write docs/results/techniques.md at the end")
-    args = parser.parse_args()
+    args = command_line(__doc__)
     args.folder.mkdir(parents=True, exist_ok=True)
     if args.only != "times":
         run_losses(args.folder / "losses")

@@ -2,11 +2,22 @@
 
 The frameworks are those of --python, the public scripts those of the clones in --sources. `--write` keeps the results
 in --results beside this program, and writes docs/results/attach.md from all that are kept there, of other days too.
+
+Options:
+  --python PATH       an interpreter with the frameworks; default: this one
+  --sources PATH      a folder with clones of the public repositories
+  --torchvision PATH  a folder with torchvision, where it is not with the frameworks
+  --results PATH      a folder for runs and results [build/attach]
+  --only ROW...       run only these
+  --faults FAULT...   inject only these [compute loader host]
+  --hold-s X          let faults sleep for so long [0.08]
+  --reuse             run nothing without a fault that is there already
+  --keep              run nothing; use the results that are there
+  --write             keep the results, and write docs/results/attach.md
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import platform
 import shutil
@@ -21,29 +32,17 @@ from experiments.attach.judge import IN_PLACE, judge_fault, judge_runs
 from experiments.attach.rows import FAULTS, ROWS, Row
 from experiments.attach.runs import HOLD_S, Bench, CheckoutError, report
 from experiments.jobs import commit
+from experiments.options import command_line
 from experiments.pages import ROOT, listed, table, today, write_page
 
 _KEPT = Path(__file__).with_name("results")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--python", type=Path, default=Path(sys.executable), help="an interpreter with the frameworks")
-    parser.add_argument("--sources", type=Path, help="a folder with clones of the public repositories")
-    parser.add_argument(
-        "--torchvision", type=Path, help="a folder with torchvision, where it is not with the frameworks"
-    )
-    parser.add_argument("--results", type=Path, required=True, help="a folder for runs and results")
-    parser.add_argument("--only", nargs="+", metavar="ROW", choices=[row.name for row in ROWS], help="run only these")
-    parser.add_argument("--faults", nargs="*", choices=FAULTS, default=list(FAULTS), help="inject only these")
-    parser.add_argument("--hold-s", type=float, default=HOLD_S, help=f"let faults sleep for so long; default {HOLD_S}")
-    parser.add_argument("--reuse", action="store_true", help="run nothing without a fault that is there already")
-    parser.add_argument("--keep", action="store_true", help="run nothing; use the results that are there")
-    parser.add_argument("--write", action="store_true", help="keep the results, and write docs/results/attach.md")
-    args = parser.parse_args()
+    args = command_line(__doc__, only=[row.name for row in ROWS], faults=FAULTS)
     # No resolve(): the link in a virtual environment's bin is what makes it one.
     bench = Bench(
-        python=args.python.absolute(),
+        python=(args.python or Path(sys.executable)).absolute(),
         sources=args.sources and args.sources.absolute(),
         torchvision=args.torchvision and args.torchvision.absolute(),
         folder=args.results.absolute(),

@@ -2,11 +2,15 @@
 
 One node as a whole process, compared with the start of Python alone; what a session pays for its snapshot, and the
 rules over 2,048 snapshots of 8 ranks: of sound nodes, and of nodes on which more than a hundred things are wrong.
+
+Options:
+  --repeats N  [10]
+  --hosts N    audit this many nodes at once [2048]
+  --lab        also run in a lab, which needs root
 """
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import resource
 import sys
@@ -15,6 +19,7 @@ import time
 from pathlib import Path
 
 from experiments.bench.pairs import python_taken, taken, taken_medians
+from experiments.options import command_line
 from hpcpace.audit.facts import Snapshot
 from hpcpace.audit.job import AuditedJob
 from hpcpace.audit.rulebook import audit
@@ -106,11 +111,7 @@ def in_a_lab() -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--repeats", type=int, default=10)
-    parser.add_argument("--hosts", type=int, default=2048, help="audit this many nodes at once")
-    parser.add_argument("--lab", action="store_true", help="also run in a lab, which needs root")
-    options = parser.parse_args()
+    options = command_line(__doc__)
     one_node(options.repeats)
     in_a_session(options.repeats)
     rules(options.hosts, max(1, options.repeats // 5))

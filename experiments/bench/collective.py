@@ -9,6 +9,11 @@ With `--on-device` it measures the same of a collective that is observed as on a
 where torch sees a GPU, which has not been tried yet; elsewhere over gloo with events that do nothing, so that the
 figure is what Python costs. The host waits for the device between the calls and the end of the step, which is not
 counted.
+
+Options:
+  --rounds N  [60]
+  --calls N  [1000]
+  --on-device  observe collectives as on a device
 """
 
 from __future__ import annotations
@@ -31,6 +36,7 @@ from torch.profiler import record_function
 from experiments.bench.device_marks import anchored_clock
 from experiments.bench.models import words
 from experiments.bench.pairs import header, interval, on_one_core, take_turns
+from experiments.options import command_line
 from hpcpace.observe.collectives.observer import CollectiveObserver
 from hpcpace.observe.collectives.operations import Operator
 from hpcpace.observe.collectives.switched import CompiledObserver, find_layer
@@ -132,11 +138,7 @@ class Bench:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=60)
-    parser.add_argument("--calls", type=int, default=1000)
-    parser.add_argument("--on-device", action="store_true", help="observe collectives as on a device")
-    args = parser.parse_args()
+    args = command_line(__doc__)
     on_one_core()
     torch.set_num_threads(1)
     if args.on_device:

@@ -3,11 +3,14 @@
 On a GPU the events are CUDA's; elsewhere an event that does nothing stands for them, so that the figure is what Python
 costs. Blocks of plain clock reads, of events alone, and of marks (made, read later and mapped) take turns on one core.
 `python -m experiments.bench.device_marks`
+
+Options:
+  --rounds N  [60]
+  --marks N  [1000]
 """
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,6 +20,7 @@ from typing import Any
 import torch
 
 from experiments.bench.pairs import interval, on_one_core, take_turns
+from experiments.options import command_line
 from hpcpace.observe.device.clock import MAX_EVENTS, DeviceClock, DeviceMarks, Event
 from hpcpace.observe.device.layer import find_device
 
@@ -105,10 +109,7 @@ def anchored_clock() -> DeviceClock:
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=60)
-    parser.add_argument("--marks", type=int, default=1000)
-    args = parser.parse_args()
+    args = command_line(__doc__)
     on_one_core()
     if torch.cuda.is_available():
         torch.ones(1, device="cuda")  # without a context there are no marks

@@ -6,11 +6,14 @@ counted apart from those below the local folder, and those during training apart
 second do not depend on how much strace slows the job down, as flushes go by time.
 
 Then ranks without strace show when in the second each of them flushes.
+
+Options:
+  --steps N           steps of each job [1000]
+  --flushing-ranks N  ranks of the job that shows when they flush [4]
 """
 
 from __future__ import annotations
 
-import argparse
 import os
 import re
 import shutil
@@ -21,6 +24,7 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
+from experiments.options import command_line
 from hpcpace.core.text import NS_PER_S
 from hpcpace.trace.reader import read_trace
 
@@ -75,10 +79,7 @@ class Call:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=1000, help="steps of each job")
-    parser.add_argument("--flushing-ranks", type=int, default=4, help="ranks of the job that shows when they flush")
-    args = parser.parse_args()
+    args = command_line(__doc__)
     has_strace = shutil.which("strace") is not None
     if not has_strace:
         print("calls are not counted: strace is not installed (apt install strace)")

@@ -3,11 +3,15 @@
 One process reads the columns that it needs with h5py, puts all ranks on one clock, matches collectives by group and
 sequence number and splits each into waiting and transfer, in plain numpy. It checks nothing and judges nothing, so a
 report cannot be faster; how much slower one is shows what the rest of it costs.
+
+Options:
+  run PATH?    read this run; default: make one
+  --steps N    make a run of 64 ranks with this many steps [4900]
+  --repeats N  [3]
 """
 
 from __future__ import annotations
 
-import argparse
 import resource
 import tempfile
 from dataclasses import dataclass
@@ -15,6 +19,8 @@ from pathlib import Path
 
 import h5py
 import numpy as np
+
+from experiments.options import command_line
 
 _SEND, _RECV = 8, 9
 _COLUMNS = ("group", "seq", "op", "enter_ns", "exit_ns")
@@ -107,11 +113,7 @@ def main() -> None:
     from experiments.bench.report_speed import write_run
     from hpcpace.core.rundir import RunDirectory
 
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("run", nargs="?", type=Path, help="read this run; default: make one")
-    parser.add_argument("--steps", type=int, default=4_900, help="make a run of 64 ranks with this many steps")
-    parser.add_argument("--repeats", type=int, default=3)
-    args = parser.parse_args()
+    args = command_line(__doc__)
     with tempfile.TemporaryDirectory() as folder:
         run = RunDirectory(args.run or Path(folder))
         if args.run is None:

@@ -5,11 +5,15 @@ It does nothing but record: one rank interfaces, all of them connections, into a
 them is measured first, for as long, and subtracted. Slices are the processor time
 between two calls that give up Python's global lock, for which a thread that trains has to wait.
 `python -m experiments.bench.flows`
+
+Options:
+  --ranks N  [8]
+  --sockets N  of each rank [64]
+  --seconds X  [240.0]
 """
 
 from __future__ import annotations
 
-import argparse
 import multiprocessing
 import socket
 import tempfile
@@ -22,6 +26,7 @@ from typing import Any
 from unittest.mock import patch
 
 from experiments.bench.pairs import header
+from experiments.options import command_line
 from hpcpace.observe.host import connections
 from hpcpace.observe.host.connections import FlowSampler, OwnConnections
 from hpcpace.observe.host.network import NetworkCounters, find_network_counters
@@ -34,11 +39,7 @@ _NS_PER_S = 1e9
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--ranks", type=int, default=8)
-    parser.add_argument("--sockets", type=int, default=64, help="of each rank")
-    parser.add_argument("--seconds", type=float, default=240.0)
-    args = parser.parse_args()
+    args = command_line(__doc__)
     context = multiprocessing.get_context("spawn")
     ranks = []
     with socket.create_server(("127.0.0.1", 0), backlog=args.ranks * args.sockets) as server:

@@ -2,11 +2,15 @@
 
 `compare` of two runs without summaries, in turns with one report, both as the commands that users call; and `history`
 over thousands of reported runs whose traces were removed: the first time, when it makes its index, and again.
+
+Options:
+  --records N  operations of all ranks of each compared run [10000000]
+  --repeats N  [3]
+  --runs N     of the history [10000]
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import shutil
@@ -17,6 +21,7 @@ from statistics import median
 
 from experiments.bench.pairs import Taken, python_taken, taken_medians
 from experiments.bench.report_speed import _OPERATIONS, write_run
+from experiments.options import command_line
 from experiments.synthetic_run import SyntheticRun
 from hpcpace.core.config import Config
 from hpcpace.core.rundir import RunDirectory, json_text
@@ -28,11 +33,7 @@ _DAY_NS = 86_400 * 10**9
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m experiments.bench.many_runs", description=__doc__)
-    parser.add_argument("--records", type=int, default=10_000_000, help="operations of all ranks of each compared run")
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--runs", type=int, default=10_000, help="of the history")
-    args = parser.parse_args()
+    args = command_line(__doc__)
     with tempfile.TemporaryDirectory(prefix="hpcpace-many-") as folder:
         _compare(Path(folder), args.records, args.repeats)
         _history(Path(folder) / "runs", args.runs, args.repeats)

@@ -7,11 +7,19 @@ of known truth show whom each tool names.
 Each of the others takes part if there is the interpreter of an environment in which it can be imported: for
 HolisticTraceAnalysis `pip install --no-deps HolisticTraceAnalysis==0.5.0` and numpy, pandas, plotly, networkx, pydot,
 psutil, pyyaml and ijson; TraceLens and the what-if analyzer are not on PyPI.
+
+Options:
+  --records N...    compare with so many records [40000 1000000 10000000]
+  --repeats N       [3]
+  --blame-steps N   steps of the runs whose slow rank is known [100]
+  --limit-s X       end a tool that takes longer for a size [600]
+  --hta PATH        Python with HolisticTraceAnalysis
+  --tracelens PATH  Python with AMD's TraceLens
+  --what-if PATH    Python with ByteDance's what-if analyzer
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import statistics
@@ -27,6 +35,7 @@ import psutil
 from experiments.bench.other_formats import Timeline, timelines, write_kineto, write_what_if
 from experiments.bench.pairs import Limits, NotFinished, Sample, run_apart
 from experiments.bench.report_speed import write_run
+from experiments.options import command_line
 from hpcpace.core.rundir import Attempt, RunDirectory
 from hpcpace.core.text import NS_PER_MS
 from hpcpace.trace.attempt_reader import read_attempt
@@ -283,16 +292,7 @@ class Comparison:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    sizes = [40_000, 1_000_000, 10_000_000]
-    parser.add_argument("--records", type=int, nargs="+", default=sizes, help="compare with so many records")
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--blame-steps", type=int, default=100, help="steps of the runs whose slow rank is known")
-    parser.add_argument("--limit-s", type=float, default=600, help="end a tool that takes longer for a size")
-    parser.add_argument("--hta", type=Path, metavar="PYTHON", help="HolisticTraceAnalysis")
-    parser.add_argument("--tracelens", type=Path, metavar="PYTHON", help="AMD's TraceLens")
-    parser.add_argument("--what-if", type=Path, metavar="PYTHON", help="ByteDance's what-if analyzer")
-    args = parser.parse_args()
+    args = command_line(__doc__)
     limits = Limits(wall_s=args.limit_s, memory_bytes=int(_MEMORY_SHARE * psutil.virtual_memory().available))
     with tempfile.TemporaryDirectory() as temporary:
         tools = _peers(args.hta, args.tracelens, args.what_if)

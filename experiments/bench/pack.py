@@ -3,11 +3,17 @@
 A run of 4,096 ranks is written as `report_speed` does, a copy of it is packed, and both are read in turns with a warm
 page cache, each time in a process of its own: all tables that a report reads but the collectives; then the collectives
 of all ranks, by ranges of steps, rank by rank and, from packs, all ranks at once.
+
+Options:
+  --ranks N  [4096]
+  --steps N  [250]
+  --repeats N  [3]
+  --folder PATH   keep the runs in this folder and reuse those in it
+  --measure PATH
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import resource
@@ -18,6 +24,7 @@ from functools import partial
 from pathlib import Path
 
 from experiments.bench.pairs import measured_apart, medians, taken
+from experiments.options import command_line
 from hpcpace.core.files import Folder
 from hpcpace.core.pool import map_processes
 from hpcpace.core.rundir import Attempt, RunDirectory
@@ -32,13 +39,7 @@ _BLOCKS_AT_ONCE = 4
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--ranks", type=int, default=4096)
-    parser.add_argument("--steps", type=int, default=250)
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--folder", type=Path, help="keep the runs in this folder and reuse those in it")
-    parser.add_argument("--measure", type=Path, help=argparse.SUPPRESS)
-    args = parser.parse_args()
+    args = command_line(__doc__)
     if args.measure:
         print(json.dumps(measure(RunDirectory(args.measure).attempt(0))))
         return

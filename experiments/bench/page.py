@@ -5,11 +5,16 @@ slow link, which Chromium keeps to (`Network.emulateNetworkConditions`). Times c
 API: first paint with content; interactive, once it has loaded and the last task of more than 50 ms before two quiet
 seconds has ended; blocked, what those tasks have beyond 50 ms from first paint on, as Lighthouse has it. Then the page
 is read to its end, which draws all plots, its longest table is sorted, and a rank is chosen. Needs Chromium.
+
+Options:
+  --ranks N...  make runs of this many ranks [4 64 1024]
+  --steps N  [60]
+  --repeats N  [3]
+  --quiet-ms N  end once no long task has come for so long [2000]
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 import tempfile
@@ -20,6 +25,7 @@ from pathlib import Path
 
 from experiments.bench.pairs import medians
 from experiments.chromium import INSTALL, Browser, find_chromium
+from experiments.options import command_line
 from experiments.synthetic_run import SyntheticRun
 from hpcpace.diagnosis.analyze import analyze_traces
 from hpcpace.diagnosis.measure import Selection
@@ -33,12 +39,7 @@ _SCRIPT = Path(__file__).with_suffix(".js")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--ranks", type=int, nargs="+", default=[4, 64, 1024], help="make runs of this many ranks")
-    parser.add_argument("--steps", type=int, default=60)
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--quiet-ms", type=int, default=2000, help="end once no long task has come for so long")
-    args = parser.parse_args()
+    args = command_line(__doc__)
     program = find_chromium()
     if program is None:
         sys.exit(f"no Chromium: {INSTALL}")

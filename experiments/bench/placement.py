@@ -3,16 +3,20 @@
 Data-parallel replicas of 8 tensor-parallel ranks or pipeline stages: with one replica on each host of 8, in order, the
 placement is planted. METIS (pymetis, where it is installed) cuts the same graph in as many parts as there are hosts. It
 knows no leaves, and balances parts only nearly, so that a host may get more ranks than it has slots.
+
+Options:
+  --ranks N   a multiple of 64 [1024]
+  --pipeline  replicas of stages, not of tensor-parallel ranks
 """
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import time
 
 import numpy as np
 
+from experiments.options import command_line
 from hpcpace.metrics import Floats, Ints
 from hpcpace.placement.assign import PlacementThresholds, Volumes, better_host, levels_between, volumes
 from hpcpace.placement.traffic import edges
@@ -22,10 +26,7 @@ _REPLICA_BYTES, _DATA_BYTES = 1000, 10
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--ranks", type=int, default=1024, help="a multiple of 64 (default %(default)s)")
-    parser.add_argument("--pipeline", action="store_true", help="replicas of stages, not of tensor-parallel ranks")
-    args = parser.parse_args()
+    args = command_line(__doc__)
     num_ranks, traffic = args.ranks, _traffic(args.ranks, is_pipeline=args.pipeline)
     num_hosts = num_ranks // _PER_HOST
     levels = levels_between([("spine", f"leaf{host // _HOSTS_PER_LEAF}") for host in range(num_hosts)])

@@ -3,11 +3,14 @@
 Every measurement ends when its rows are in a file, whatever thread wrote them: the recorder's background thread runs
 during the loop and is waited for; scope-profiler writes when it is finalized. torch's region is measured with no
 profiler running, which is the least that it costs. Run it with `python -m experiments.bench.recorder`.
+
+Options:
+  --pairs N  [20]
+  --events N  [200000]
 """
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 import time
 from contextlib import AbstractContextManager
@@ -17,6 +20,7 @@ from scope_profiler import ProfileManager
 from torch.profiler import record_function
 
 from experiments.bench.pairs import Pairs, alternate, header
+from experiments.options import command_line
 from hpcpace.trace.recorder import NullRecorder, Recorder
 from hpcpace.trace.schema import Phase
 
@@ -94,10 +98,7 @@ class Bench:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--pairs", type=int, default=20)
-    parser.add_argument("--events", type=int, default=200_000)
-    args = parser.parse_args()
+    args = command_line(__doc__)
     with tempfile.TemporaryDirectory() as folder:
         bench = Bench(Path(folder), args.events)
         peers = (

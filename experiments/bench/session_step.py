@@ -7,6 +7,12 @@ one that lacks a part take turns. In a real model the same work meets cold cache
 With `--watchdog`: what the watchdog of a session costs while all is well. The processor time of its own thread is read
 while the world of one trains: each look, and the wake-up before it. Steps are then timed with and without a watchdog.
 `python -m experiments.bench.session_step`
+
+Options:
+  --rounds N  [40]
+  --steps N  [300]
+  --watchdog   measure the watchdog instead
+  --seconds X  train this long to measure its thread [60.0]
 """
 
 from __future__ import annotations
@@ -30,6 +36,7 @@ from torch.nn.parallel import DistributedDataParallel
 import hpcpace
 from experiments.bench.models import alone_on_a_core
 from experiments.bench.pairs import interval, take_turns
+from experiments.options import command_line
 from hpcpace.core.config import Config
 from hpcpace.observe import watchdog as watchdog_module
 from hpcpace.observe.collectives.switched import find_layer
@@ -40,12 +47,7 @@ _TRACE = TraceConfig(counters=False, snapshot=False, flush_interval_s=1000.0, su
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=40)
-    parser.add_argument("--steps", type=int, default=300)
-    parser.add_argument("--watchdog", action="store_true", help="measure the watchdog instead")
-    parser.add_argument("--seconds", type=float, default=60.0, help="train this long to measure its thread")
-    args = parser.parse_args()
+    args = command_line(__doc__)
     with alone_on_a_core():
         if args.watchdog:
             _measure_watchdog(args)

@@ -1,28 +1,29 @@
 """Measures how long the simulation of a large job takes: `python -m experiments.bench.simulation`.
 
 One thread; the ratio is to drawing the noise of the same job alone, which nothing that simulates it can do without.
+
+Options:
+  --ranks N  [16384]
+  --steps N  [1000]
+  --repeats N  [3]
 """
 
 from __future__ import annotations
 
-import argparse
 import time
 from functools import partial
 from timeit import repeat
 
 import numpy as np
 
+from experiments.options import command_line
 from hpcpace.simulation import Noise, ParametricNoise, ResampledNoise, SimulatedJob, TracedNoise, simulate
 
 NS_PER_MS = 1e6
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--ranks", type=int, default=16_384)
-    parser.add_argument("--steps", type=int, default=1_000)
-    parser.add_argument("--repeats", type=int, default=3)
-    args = parser.parse_args()
+    args = command_line(__doc__)
     residual_ns = np.random.default_rng(0).standard_normal((8, 500)) * NS_PER_MS
     noises: dict[str, Noise | TracedNoise] = {
         "normal": ParametricNoise(kind="normal", size_ns=NS_PER_MS),

@@ -2,11 +2,14 @@
 
 `python -m experiments.bench.startup`: the floor imports numpy, h5py, click and rich. All commands and the floor take
 turns in one run, each as a process of its own, so the ratios hold on a machine whose speed changes.
+
+Options:
+  --rounds N  [7]
+  --runs N    list this many reported runs [1000]
 """
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,6 +18,7 @@ import numpy as np
 
 from experiments.bench.many_runs import write_runs
 from experiments.bench.pairs import compiled_kept, median_interval, python_taken, take_turns
+from experiments.options import command_line
 from experiments.synthetic_run import SyntheticRun
 
 FLOOR = ("-c", "import numpy, h5py, click, rich.table")
@@ -24,10 +28,7 @@ NUM_STEPS = 50
 
 def main() -> None:
     """Print the ratio of each command to the floor, beside its target."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--runs", type=int, default=1000, help="list this many reported runs")
-    args = parser.parse_args()
+    args = command_line(__doc__)
     with tempfile.TemporaryDirectory(prefix="hpcpace-startup-") as name, compiled_kept(Path(name)):
         todo = commands(Path(name), num_runs=args.runs)
         measures = {name: lambda words=words: python_taken(*words).cpu_s for name, words in todo.items()}

@@ -3,11 +3,14 @@
 The real recorder records 100,000 steps of ten records each at 100, 200 and 500 records a second and flushes once a
 second of the recorded time, on a clock that runs faster than ours. Everything in the files counts, HDF5's own share,
 the journal and the other tables too, and is charged to the one kind of record that the job makes.
+
+Options:
+  --steps N  [100000]
+  --rates N...  [100 200 500]
 """
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 import time
 from collections.abc import Collection, Iterator
@@ -16,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from experiments.options import command_line
 from hpcpace.core.text import NS_PER_MS, NS_PER_S
 from hpcpace.trace.reader import read_trace
 from hpcpace.trace.recorder import Recorder
@@ -55,10 +59,7 @@ _PHASES = (
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=100_000)
-    parser.add_argument("--rates", type=int, nargs="+", default=[100, 200, 500])
-    args = parser.parse_args()
+    args = command_line(__doc__)
     for table, end, target, make_rows, of_device in (
         ("collectives", "exit_ns", 8, _collective_rows, ()),
         ("phases", "end_ns", 10, _phase_rows, ()),

@@ -4,11 +4,15 @@ Ranks are files: a process appends to the journals of all of them once a second 
 steps a second with eight phases and 24 operations each, and begins each journal anew every 40 s, as a rank does once a
 chunk is full. In another process the run is watched and drawn on a terminal of 200 columns. Processor time and memory
 are of that process; the first seconds, in which it loads and finds the files, are given apart.
+
+Options:
+  --ranks N  [1024]
+  --seconds X  [60.0]
+  --watch PATH
 """
 
 from __future__ import annotations
 
-import argparse
 import io
 import json
 import os
@@ -24,6 +28,7 @@ import numpy as np
 from rich.console import Console
 
 from experiments.bench.pairs import header
+from experiments.options import command_line
 from hpcpace.core.rundir import RunDirectory, write_json
 from hpcpace.report.terminal import Shown
 from hpcpace.trace.journal import RecordKind, encode_header, encode_records
@@ -40,11 +45,7 @@ _START_S = 5.0
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--ranks", type=int, default=1024)
-    parser.add_argument("--seconds", type=float, default=60.0)
-    parser.add_argument("--watch", type=Path, help=argparse.SUPPRESS)
-    args = parser.parse_args()
+    args = command_line(__doc__)
     if args.watch:
         print(json.dumps(watch(args.watch, args.seconds)))
         return

@@ -2,6 +2,17 @@
 
 `--write` writes the document of all four. `--races N`, `--hostile N` and `--memory` alone do only that; of these,
 `--hostile N --write` writes its section of the document.
+
+Options:
+  --inputs N     make at least this many inputs [3200]
+  --only KIND...  run only these kinds, inputs KIND#NUMBER, or formats
+  --at-once N    run this many processes at a time [2]
+  --fresh        start a fresh interpreter for each input
+  --keep PATH    keep failed inputs in this folder
+  --races N      run each race so often; 200 with --write
+  --hostile N    make this many hostile files of each kind
+  --memory       measure the memory that bombs take
+  --write        write the page reliability-input, or its section on hostile files
 """
 
 from __future__ import annotations
@@ -23,30 +34,14 @@ from experiments.damage.hostile.engine import Outcome as HostileOutcome
 from experiments.damage.hostile.engine import run_hostile
 from experiments.damage.hostile.kinds import KINDS as HOSTILE_KINDS
 from experiments.damage.races import RaceOutcome, all_races
+from experiments.options import command_line
 from experiments.pages import failures, minutes, page, write_page, write_section
 
 _FRESH_EVERY, _ROUNDS, _HOSTILE_INPUTS, _MAX_PROBLEMS = 100, 200, 20, 5
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--inputs", type=int, default=3200, help="make at least this many inputs")
-    parser.add_argument(
-        "--only",
-        nargs="+",
-        metavar="KIND",
-        help="run only these kinds, inputs KIND#NUMBER, or formats",
-    )
-    parser.add_argument("--at-once", type=int, default=2, help="run this many processes at a time")
-    parser.add_argument("--fresh", action="store_true", help="start a fresh interpreter for each input")
-    parser.add_argument("--keep", type=Path, help="keep failed inputs in this folder")
-    parser.add_argument("--races", type=int, metavar="ROUNDS", help=f"run each race so often; {_ROUNDS} with --write")
-    parser.add_argument("--hostile", type=int, metavar="INPUTS", help="make this many hostile files of each kind")
-    parser.add_argument("--memory", action="store_true", help="measure the memory that bombs take")
-    parser.add_argument(
-        "--write", action="store_true", help="write the page reliability-input, or its section on hostile files"
-    )
-    args = parser.parse_args()
+    args = command_line(__doc__)
     begin_s = time.monotonic()
     is_hostile_alone = args.hostile is not None and args.races is None and not args.memory
     writes_all = args.write and not is_hostile_alone

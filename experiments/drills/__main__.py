@@ -1,8 +1,13 @@
-"""Runs all drills several times: `make drills`. Needs root and Slurm, takes about 25 minutes, writes the document."""
+"""Runs all drills several times: `make drills`. Needs root and Slurm, takes about 25 minutes, writes the document.
+
+Options:
+  --repetitions N  [5]
+  --only DRILL...  run only these drills and write no document
+  --labs N         run this many drills at a time, each in its own lab [2]
+"""
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import sys
 import time
@@ -11,16 +16,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 from experiments.drills.kinds import DRILLS, Drill, Outcome, run_drill
 from experiments.jobs import teller
+from experiments.options import command_line
 from experiments.pages import counted, failures, minutes, table, write_page
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    names = [drill.name for drill in DRILLS]
-    parser.add_argument("--repetitions", type=int, default=5)
-    parser.add_argument("--only", nargs="+", choices=names, help="run only these drills and write no document")
-    parser.add_argument("--labs", type=int, default=2, help="run this many drills at a time, each in its own lab")
-    args = parser.parse_args()
+    args = command_line(__doc__, only=[drill.name for drill in DRILLS])
     begin_s = time.monotonic()
     tell = teller(begin_s)
 

@@ -2,11 +2,17 @@
 
 See docs/results/hang-matrix.md. Results are added to a file, so that a run that was interrupted goes on where it
 stopped, and several can share one.
+
+Options:
+  --times N        how often to run each cell [3]
+  --healthy N      how many healthy jobs to run [0]
+  --cells CELL...  run only these
+  --results PATH   add outcomes to this file [hangs.jsonl]
+  --write          write docs/results/hang-matrix.md from the results
 """
 
 from __future__ import annotations
 
-import argparse
 import sys
 import tempfile
 import time
@@ -20,7 +26,8 @@ from typing import Any
 
 from experiments.hangs.job import FAULT_STEP, Job, Strike, have_ended, started, struck_ns
 from experiments.jobs import Rows
-from experiments.pages import RESULTS, read_toml, table, write_page
+from experiments.options import command_line
+from experiments.pages import read_toml, table, write_page
 from hpcpace.core.errors import TraceError
 from hpcpace.core.rundir import RunDirectory
 from hpcpace.core.text import NS_PER_S
@@ -28,7 +35,6 @@ from hpcpace.hang.from_traces import hang_in, read_records
 from hpcpace.hang.verdict import describe
 from hpcpace.hang.views import FoundHang, HangKind
 
-DOCUMENT = RESULTS / "hang-matrix.md"
 HANG_S = 3.0
 """Seconds that an operation must last, in these jobs of short steps."""
 NAMED_WITHIN_S = 15.0
@@ -99,13 +105,7 @@ class Outcome:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--times", type=int, default=3, help="how often to run each cell")
-    parser.add_argument("--healthy", type=int, default=0, help="how many healthy jobs to run")
-    parser.add_argument("--cells", nargs="+", choices=[cell.key for cell in CELLS], help="run only these")
-    parser.add_argument("--results", type=Path, default=Path("hangs.jsonl"), help="add outcomes to this file")
-    parser.add_argument("--write", type=Path, nargs="?", const=DOCUMENT, help="write the document from the results")
-    args = parser.parse_args()
+    args = command_line(__doc__, cells=[cell.key for cell in CELLS])
     kept = Rows(args.results)
     cells = [cell for cell in CELLS if not args.cells or cell.key in args.cells]
     healthy = [(HEALTHY[number % len(HEALTHY)], number // len(HEALTHY)) for number in range(args.healthy)]
@@ -115,8 +115,8 @@ def main() -> None:
             kept.add(asdict(outcome))
             is_right = outcome.is_kind_right and outcome.are_ranks_right
             print("right" if is_right else "WRONG", outcome, file=sys.stderr, flush=True)
-    if args.write is not None:
-        write_page("hang-matrix", args.write, **_values([Outcome(**row) for row in kept.read()]))
+    if args.write:
+        write_page("hang-matrix", **_values([Outcome(**row) for row in kept.read()]))
 
 
 def judged(job: Job) -> Outcome:

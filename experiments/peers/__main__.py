@@ -5,11 +5,16 @@ within each case. What has run stays in --folder, and the page is written from a
 
     flock /tmp/lab.lock python -m experiments.peers --only gradients link
     python -m experiments.peers --only healthy --repeats 5 --write
+
+Options:
+  --folder PATH   for runs and results [/var/tmp/hpcpace-peers]
+  --only CASE...  run only these cases
+  --repeats N     how often to run each; 0 to write alone [1]
+  --write         write docs/results/peers.md from all results
 """
 
 from __future__ import annotations
 
-import argparse
 import os
 import subprocess
 import sys
@@ -17,11 +22,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from importlib.metadata import distributions
-from pathlib import Path
 from statistics import median
 from typing import Any
 
 from experiments.jobs import Rows, commit, teller
+from experiments.options import command_line
 from experiments.pages import ROOT, counted, table, write_page
 from experiments.peers.runs import CASES, OURS, PEER, PLAIN, TOOLS, Case, Verdict, is_right, run
 from hpcpace.lab.lab import Lab
@@ -34,12 +39,7 @@ Row = dict[str, Any]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--folder", type=Path, default=Path("/var/tmp/hpcpace-peers"), help="for runs and results")
-    parser.add_argument("--only", nargs="*", choices=[case.name for case in CASES], help="run only these cases")
-    parser.add_argument("--repeats", type=int, default=1, help="how often to run each")
-    parser.add_argument("--write", action="store_true", help="write docs/results/peers.md from all results")
-    args = parser.parse_args()
+    args = command_line(__doc__, only=[case.name for case in CASES])
     site, rows, tell = args.folder / "site", Rows(args.folder / "rows.jsonl"), teller()
     if not site.exists():
         subprocess.run([sys.executable, "-m", "pip", "install", "--no-deps", "-t", site, *_PACKAGES], check=True)

@@ -4,11 +4,17 @@ sudo .venv/bin/python -m experiments.probe_lab --write
 
 One lab is booted, in which one job measures again and again (`experiments.probe_lab.ranks`). Before each measurement
 one link is slowed, or none. Needs sockperf and iperf3.
+
+Options:
+  --slow N     how many hosts' links to slow down, and how many uplinks [10]
+  --healthy N  how many measurements without a slow link [20]
+  --most-s X   begin no measurement after this time [420]
+  --seed N     of the links and rates [0]
+  --write      write docs/results/probe-lab.md
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import re
@@ -26,11 +32,11 @@ from typing import Any
 import numpy as np
 
 from experiments.labs import inject
-from experiments.pages import RESULTS, ROOT, write_page
+from experiments.options import command_line
+from experiments.pages import ROOT, write_page
 from hpcpace.lab.lab import Lab
 from hpcpace.lab.settings import LabConfig
 
-DOCUMENT = RESULTS / "probe-lab.md"
 HOSTS, LEAVES = 8, 4
 LINK_MBIT, UPLINK_MBIT = 400, 600
 DATA_SHARE = 1448 / 1514
@@ -80,13 +86,7 @@ class Case:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--slow", type=int, default=10, help="how many hosts' links to slow down, and how many uplinks")
-    parser.add_argument("--healthy", type=int, default=20, help="how many measurements without a slow link")
-    parser.add_argument("--most-s", type=float, default=420.0, help="begin no measurement after this time")
-    parser.add_argument("--seed", type=int, default=0, help="of the links and rates")
-    parser.add_argument("--write", type=Path, nargs="?", const=DOCUMENT, help="write the document")
-    args = parser.parse_args()
+    args = command_line(__doc__)
     rates = {"link": f"{LINK_MBIT}mbit", "uplink": f"{UPLINK_MBIT}mbit"}
     config = LabConfig(name="probe-lab", hosts=HOSTS, leaves=LEAVES, share=(str(ROOT),), **rates)
     cases: list[Case] = []
@@ -101,10 +101,10 @@ def main() -> None:
                 print("right" if cases[-1].is_right else "WRONG", cases[-1], file=sys.stderr, flush=True)
         iperf_mbit, sockperf_us = peers(lab)
     print(f"iperf3 {iperf_mbit:.1f} Mb/s, sockperf {sockperf_us:.1f} us", file=sys.stderr)
-    if args.write is not None:
+    if args.write:
         sizes = {"hosts": HOSTS, "leaves": LEAVES, "link_mbit": LINK_MBIT, "uplink_mbit": UPLINK_MBIT}
         values = figures_page(cases, iperf_mbit, sockperf_us)
-        write_page("probe-lab", args.write, seed=args.seed, data_share=DATA_SHARE, **sizes, **values)
+        write_page("probe-lab", seed=args.seed, data_share=DATA_SHARE, **sizes, **values)
 
 
 def planned(num_slow: int, num_healthy: int, seed: int) -> list[Case]:

@@ -4,17 +4,26 @@ Each set-up has one thing injected, at 1 to 32 hosts. The law of 1 to 8 hosts is
 mean step time has to be in the printed interval, and the part that stops the job has to be the injected one. On
 simulated jobs (--simulated, a few minutes), and on real ones in a lab (--lab: root and Slurm). Both are resumable.
 --write replaces the sections of what was done.
+
+Options:
+  --simulated      use simulated jobs
+  --lab            use real jobs in a lab of 32 hosts
+  --published      use published MLPerf results
+  --only SETUP...  do only these set-ups
+  --keep PATH      keep the runs in this folder and resume there, not below /tmp
+  --timeout X      run jobs in the lab for this many seconds [3600]
+  --write          write docs/results/scale-proof.md
 """
 
 from __future__ import annotations
 
-import argparse
 import os
 import tempfile
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
+from experiments.options import command_line
 from experiments.pages import RESULTS, counted, page, with_section
 from experiments.scale_lab.in_lab import run_open
 from experiments.scale_lab.judge import HELD_OUT, SETUPS, SIZES, UPLINK_MBIT, Judged, Setup, judge, write_run
@@ -25,15 +34,7 @@ _TITLES = {"simulated": "Simulated jobs", "lab": "Real jobs in a lab"}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m experiments.scale_lab", description=__doc__)
-    parser.add_argument("--simulated", action="store_true", help="use simulated jobs")
-    parser.add_argument("--lab", action="store_true", help="use real jobs in a lab of 32 hosts")
-    parser.add_argument("--published", action="store_true", help="use published MLPerf results")
-    parser.add_argument("--only", nargs="+", choices=[setup.name for setup in SETUPS], help="do only these set-ups")
-    parser.add_argument("--keep", type=Path, help="keep the runs in this folder and resume there, not below /tmp")
-    parser.add_argument("--timeout", type=float, default=3600.0, help="run jobs in the lab for this many seconds")
-    parser.add_argument("--write", action="store_true", help=f"write docs/results/{DOCUMENT.name}")
-    args = parser.parse_args()
+    args = command_line(__doc__, only=[setup.name for setup in SETUPS])
     setups = [setup for setup in SETUPS if not args.only or setup.name in args.only]
     sections = []
     with tempfile.TemporaryDirectory(prefix="hpcpace-scale-", dir="/var/tmp") as temporary:

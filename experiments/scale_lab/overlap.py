@@ -4,17 +4,22 @@ Each job is replayed layer by layer and bucket by bucket, for all nodes: layers 
 and latency, one queue of communication, noise of each layer on each node. Nothing of the law is used. Series of nodes
 are held against one more run at 2, 4 and 16 times the largest size, with what reports know of hidden transfers, and
 without that.
+
+Options:
+  --jobs N                draw this many jobs for each series of sizes [20]
+  --seed N  [0]
+  --kind ddp|fsdp|tensor  make all jobs of this kind
 """
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from experiments.options import command_line
 from hpcpace.diagnosis.summary import Overlap
 from hpcpace.metrics.growth import maximum_weights
 from hpcpace.runs.scaling.law import predict
@@ -228,11 +233,7 @@ class _Replay:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m experiments.scale_lab.overlap", description=__doc__)
-    parser.add_argument("--jobs", type=int, default=20, help="draw this many jobs for each series of sizes")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--kind", choices=["ddp", "fsdp", "tensor"], help="make all jobs of this kind")
-    args = parser.parse_args()
+    args = command_line(__doc__)
     print("inside at 2, 4 and 16 times, and the upper over the lower end, median | without what is hidden")
     for sizes in SIZES:
         rows: dict[bool, list[list[tuple[float, float]]]] = {True: [], False: []}

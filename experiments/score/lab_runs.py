@@ -3,17 +3,24 @@
 Each case is a training job on four hosts, with real processes, a real network and the batch script's own report. Its
 verdict is read from summary.json, as a program would, and judged against the injection or the lab's log of truth. With
 `--keep` and `--minutes`, a campaign runs in stretches: a later call goes on with what is missing.
+
+Options:
+  --repetitions N  run each case this many times [1]
+  --only CASE...   run only these cases
+  --labs N         run this many jobs at a time, each in its own lab [2]
+  --minutes X      begin no job after this time [inf]
+  --keep PATH      keep runs and results in this folder; those there already count
+  --write          write docs/results/diagnosis-lab.md, once nothing is missing
 """
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
-import math
 import os
 import queue
 import statistics
+import sys
 import tempfile
 import threading
 import time
@@ -28,6 +35,7 @@ from typing import Any
 from experiments import pages
 from experiments.jobs import Rows, commit, hpcpace, teller
 from experiments.labs import DrillJob, DrillSite, MisreadStart, truth_of
+from experiments.options import command_line
 from experiments.pages import ROOT
 from experiments.score.lab_cases import CASES, JOB, Case, truth_of_case
 from experiments.score.truth import Judgement, Truth, judge
@@ -187,18 +195,9 @@ class Said:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m experiments.score.lab_runs", description=__doc__)
-    parser.add_argument("--repetitions", type=int, default=1, help="run each case this many times")
-    parser.add_argument("--only", nargs="+", choices=[case.name for case in CASES], help="run only these cases")
-    parser.add_argument("--labs", type=int, default=2, help="run this many jobs at a time, each in its own lab")
-    parser.add_argument("--minutes", type=float, default=math.inf, help="begin no job after this time")
-    parser.add_argument("--keep", type=Path, help="keep runs and results in this folder; those there already count")
-    parser.add_argument(
-        "--write", action="store_true", help="write docs/results/diagnosis-lab.md, once nothing is missing"
-    )
-    args = parser.parse_args()
+    args = command_line(__doc__, only=[case.name for case in CASES])
     if args.write and args.only:
-        parser.error("--write is for all cases")
+        sys.exit("--write is for all cases")
     with tempfile.TemporaryDirectory(prefix="hpcpace-truth-", dir=FOLDER) as folder:
         where = args.keep.resolve() if args.keep else Path(folder)
         where.mkdir(parents=True, exist_ok=True)

@@ -2,6 +2,16 @@
 
 Needs root and Slurm, and resumes where it stopped: finished runs stay in the folder of the study. --write updates its
 part of docs/results/studies-lab.md.
+
+Options:
+  --folder PATH                   keep the study here, not below /tmp [/var/tmp/hpcpace-studies]
+  --repetitions N                 [5]
+  --sequence-ms X                 let a sequence of GPT-2 take this long, forward and backward [60]
+  --seconds X                     choose steps so that a run takes about this long [6]
+  --only nano-cluster|model-size  run this one alone
+  --scaling                       run the scaling study only
+  --name TEXT                     name the lab [studies]
+  --write                         write docs/results/studies-lab.md at the end
 """
 
 from __future__ import annotations
@@ -15,6 +25,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from experiments.options import command_line
 from experiments.studies import lab_set_up
 from experiments.studies.document import Measured, draw_plots, run_scaling, section, write_document, write_scaling
 from hpcpace.core.errors import HpcpaceError, UsageError
@@ -33,24 +44,11 @@ _PAUSE_S = 180.0
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m experiments.studies", description=__doc__)
-    parser.add_argument(
-        "--folder", type=Path, default=Path("/var/tmp/hpcpace-studies"), help="keep the study here, not below /tmp"
-    )
-    parser.add_argument("--repetitions", type=int, default=5)
-    parser.add_argument(
-        "--sequence-ms", type=float, default=60.0, help="let a sequence of GPT-2 take this long, forward and backward"
-    )
-    parser.add_argument("--seconds", type=float, default=6.0, help="choose steps so that a run takes about this long")
-    parser.add_argument("--only", choices=["nano-cluster", "model-size"])
-    parser.add_argument("--scaling", action="store_true", help="run the scaling study only")
-    parser.add_argument("--name", default="studies", help="name the lab")
-    parser.add_argument("--write", action="store_true", help=f"write docs/{DOCUMENT.name} at the end")
-    args = parser.parse_args()
+    args = command_line(__doc__)
     if args.only and (args.write or args.scaling):
-        parser.error("--only goes with neither --write, which is for both studies, nor --scaling")
+        sys.exit("--only goes with neither --write, which is for both studies, nor --scaling")
     if not args.sequence_ms > 0:
-        parser.error("--sequence-ms is a time above 0")
+        sys.exit("--sequence-ms is a time above 0")
     stop_on_signals()
     if os.getloadavg()[0] > 1:
         print(f"warning: load average {os.getloadavg()[0]:.1f}: next to other work, ranks may compute for longer")
