@@ -4,6 +4,16 @@ Jobs on four hosts of a lab, of real processes and a real network, whose computa
 makes several runs, one after the other, because starting its processes takes most of the time. Healthy runs alternate
 with such in which one host sleeps 5 % longer. A/A pairs are neighbouring healthy runs, so that each run is in two of
 them; a slower run is compared with the healthy one before it. Runs stay in the folder, and the next call goes on there.
+
+Options:
+  --folder PATH     where runs are and go; below /var/tmp
+  --healthy N       healthy runs in all [51]
+  --slower N        runs with a slower host in all [20]
+  --minutes X       start no more jobs after this time [9]
+  --steps N         [30]
+  --runs-per-job N  [8]
+  --only-judge      run no jobs
+  --job PORT...     be a rank of a job, with this port and plan
 """
 
 from __future__ import annotations
@@ -22,6 +32,7 @@ from typing import Any
 
 from experiments.compare_synthetic import JudgedPair, judge_pair, score_lines
 from experiments.labs import JobQueue
+from experiments.options import command_line
 from experiments.pages import ROOT
 from experiments.score.lab_cases import HOSTS
 from experiments.score.lab_runs import lab_config
@@ -51,21 +62,12 @@ class LabRun:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m experiments.compare_lab", description=__doc__)
-    parser.add_argument("--folder", type=Path, help="where runs are and go; below /var/tmp")
-    parser.add_argument("--healthy", type=int, default=51, help="healthy runs in all")
-    parser.add_argument("--slower", type=int, default=20, help="runs with a slower host in all")
-    parser.add_argument("--minutes", type=float, default=9.0, help="start no more jobs after this time")
-    parser.add_argument("--steps", type=int, default=30)
-    parser.add_argument("--runs-per-job", type=int, default=8)
-    parser.add_argument("--only-judge", action="store_true", help="run no jobs")
-    parser.add_argument("--job", nargs=2, metavar=("PORT", "PLAN"), help=argparse.SUPPRESS)
-    args = parser.parse_args()
+    args = command_line(__doc__)
     if args.job:
         run_job(args.job[0], json.loads(Path(args.job[1]).read_text()))
         return
     if args.folder is None:
-        parser.error("--folder is needed")
+        sys.exit("--folder is needed")
     record = args.folder / "runs.json"
     runs = [LabRun(**run) for run in json.loads(record.read_text())] if record.exists() else []
     planned = list(plan(args.healthy, args.slower))

@@ -12,6 +12,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, TypeVar
@@ -187,6 +188,20 @@ def commit(folder: Path) -> str:
     """Return the commit of the code, with a + where files differ from it; empty outside of a repository."""
     done = subprocess.run(["git", "describe", "--always", "--dirty=+"], cwd=folder, capture_output=True, text=True)
     return done.stdout.strip()
+
+
+@contextmanager
+def busy(number: int, *programs: str) -> Iterator[None]:
+    """Run processes that take what they get of the cores: these programs in turn, or endless loops."""
+    texts = [(programs or ("while True: pass",))[index % max(len(programs), 1)] for index in range(number)]
+    running = [subprocess.Popen([sys.executable, "-S", "-c", text]) for text in texts]
+    try:
+        yield
+    finally:
+        for process in running:
+            process.kill()
+        for process in running:
+            process.wait()
 
 
 def free_port() -> int:

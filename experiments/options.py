@@ -12,7 +12,7 @@ _OPTION = re.compile(r" +([\w-]+)(?: ([\w|-]+)(\.\.\.|\?)?)?(?:  +(.*?))?(?: ?\[
 _TYPES: Mapping[str, Callable[[str], Any]] = {"N": int, "X": float, "PATH": Path}
 
 
-def command_line(doc: str | None, **choices: Iterable[str]) -> argparse.Namespace:
+def command_line(doc: str | None, **choices: Iterable[Any]) -> argparse.Namespace:
     """Return the options of the command line that the docstring of a module has behind `Options:`, one a line.
 
     `--name N...  what it is for [default]`: N is an integer, X a number, PATH a path, a|b one of these words, and any

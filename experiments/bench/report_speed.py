@@ -6,11 +6,21 @@ jitter, five phases, clocks that drift; and 1,024 ranks with 10 operations a ste
 the floor, h5py and numpy alone, and with `--numpy` also with a report without kernels: each a process of its own whose
 start counts, of which and whose children the memory is looked at twenty times a second. Where the time goes inside is
 measured once, in one more process.
+
+Options:
+  --records N...  write this many operations in all ranks together, in place of the usual
+  --ranks N       [64]
+  --operations N  of each step: 4, 10 or 32 [32]
+  --all           also measure 4,096 ranks
+  --repeats N     [3]
+  --folder PATH   keep the traces in this folder and reuse those in it
+  --plot PATH     draw time against records into this picture
+  --numpy         also measure without the compiled kernels
+  --measure PATH  measure the parts of one report of this run
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import resource
 import subprocess
@@ -28,6 +38,7 @@ from statistics import median
 import numpy as np
 
 from experiments.bench.pairs import compiled_kept, header, measured_apart, taken, timed
+from experiments.options import command_line
 from hpcpace.core.config import Config
 from hpcpace.core.pool import keep_freed_memory
 from hpcpace.core.rundir import RunDirectory, json_text
@@ -89,19 +100,7 @@ _PHASES = (
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "--records", type=int, nargs="+", help="write this many operations in all ranks together, in place of the usual"
-    )
-    parser.add_argument("--ranks", type=int, default=_NUM_RANKS)
-    parser.add_argument("--operations", type=int, choices=_SHAPES, default=len(_OPERATIONS), help="of each step")
-    parser.add_argument("--all", action="store_true", help="also measure 4,096 ranks")
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--folder", type=Path, help="keep the traces in this folder and reuse those in it")
-    parser.add_argument("--plot", type=Path, help="draw time against records into this picture")
-    parser.add_argument("--numpy", action="store_true", help="also measure without the compiled kernels")
-    parser.add_argument("--measure", type=Path, help=argparse.SUPPRESS)
-    args = parser.parse_args()
+    args = command_line(__doc__, operations=_SHAPES)
     if args.measure:
         print(json.dumps(measure(RunDirectory(args.measure))))
         return

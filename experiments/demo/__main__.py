@@ -8,21 +8,19 @@ load average.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import click
 
 from experiments import pages
-from experiments.jobs import hpcpace
+from experiments.jobs import busy, hpcpace
 
 _BUSY = "while True: sum(range(10_000))"
 _COMPILE = """import json, pathlib
@@ -65,19 +63,6 @@ class DemoRun:
         if self.name == "clean":
             return self.exit_code == _HEALTHY and self.mode == "healthy"
         return self.exit_code == _FINDING and self.mode == "persistent straggler" and self.first == "rank 2"
-
-
-@contextlib.contextmanager
-def other_work(num_busy: int) -> Iterator[None]:
-    """Keep that many processes busy: every other one computes, the others compile Python's library."""
-    programs = [_COMPILE if number % 2 else _BUSY for number in range(num_busy)]
-    started = [subprocess.Popen([sys.executable, "-c", program]) for program in programs]
-    try:
-        yield
-    finally:
-        for process in started:
-            process.kill()
-            process.wait()
 
 
 def run_demo(folder: Path, beside: str) -> list[DemoRun]:
@@ -128,7 +113,7 @@ def main(runs: int, load: int, folder: Path) -> None:
     found: list[DemoRun] = []
     for number in range(1, runs + 1):
         num_busy = load if number % 2 == 0 else 0
-        with other_work(num_busy):
+        with busy(num_busy, _BUSY, _COMPILE):
             both = run_demo(folder.absolute(), f"{num_busy} busy" if num_busy else "nothing")
         for run in both:
             print(row(number, run), flush=True)

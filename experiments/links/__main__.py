@@ -12,16 +12,15 @@ import argparse
 import json
 import os
 import random
-import subprocess
-import sys
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from experiments.jobs import busy
 from experiments.labs import WEIGHT_OF_HOSTS, inject
 from experiments.links.hosts import TrainingHosts
 from experiments.pages import counted, read_toml, table, write_page
@@ -228,7 +227,7 @@ def run_job(lab: Lab, hosts: TrainingHosts, job: LinkJob, folder: Path) -> None:
     fault_ids = [] if job.is_late else [inject(lab, *words) for words in job.faults]
     others = tuple(host.name for host in lab.plan.hosts if host.name not in job.hosts)
     try:
-        with _busy_processes(job.num_busy):
+        with busy(job.num_busy):
             hosts.start(folder, job.training(job.hosts), _SETTINGS, job.hosts)
             if others:
                 hosts.start(folder / "neighbour", job.training(others), _SETTINGS, others)
@@ -243,23 +242,6 @@ def run_job(lab: Lab, hosts: TrainingHosts, job: LinkJob, folder: Path) -> None:
     truth = {"codes": codes, "seconds": round(took_s, 1), "load": os.getloadavg()[0], "time": time.time()}
     write_json(folder / "job.json", truth)
     print(f"{job.name}: {json.dumps(truth)}", flush=True)
-
-
-@contextmanager
-def _busy_processes(number: int) -> Iterator[None]:
-    """Keep the machine's cores busy by as many processes, outside of the lab, during the `with` statement.
-
-    Each is a session: the processes of one share the weight of one (sched(7), autogroup).
-    """
-    loop = [sys.executable, "-S", "-c", "while True: pass"]
-    running = [subprocess.Popen(loop, start_new_session=True) for _ in range(number)]
-    try:
-        yield
-    finally:
-        for process in running:
-            process.kill()
-        for process in running:
-            process.wait()
 
 
 def _is_traced(folder: Path, num_ranks: int) -> bool:

@@ -8,7 +8,6 @@ what only their own rules make costly.
 from __future__ import annotations
 
 import json
-import os
 import re
 import tempfile
 from collections.abc import Callable, Iterator
@@ -284,24 +283,6 @@ def _runs(folder: Path) -> Any:
     return json.loads((folder / HISTORY_INDEX).read_bytes())["runs"]
 
 
-def _index_others(folder: Path, random: Random) -> engine.Call:
-    """Let entries name the runs of others, or places outside, and add many of runs that are not there."""
-    runs = _runs(folder)
-    for entry in runs.values():
-        entry["row"]["run"] = random.one("b", "../..", "/etc", "")
-    runs |= {f"x{number}": {**runs["a"], "problem": ""} for number in range(random.one(0, random.size(100, 5_000)))}
-    return replace(_planted(folder, _text(runs), random), says=())
-
-
-def _index_no_file(folder: Path, random: Random) -> engine.Call:
-    """Return a call where something that is no file has the name of the index, or of a record."""
-    _runs(folder)
-    path = folder / random.one(HISTORY_INDEX, "a/summary.json", "a/attempt-0/run.json", "b/attempt-0/result.json")
-    path.unlink(missing_ok=True)
-    engine.put_no_file(path, random)
-    return _history(folder, random)
-
-
 def _many_runs(folder: Path, random: Random) -> engine.Call:
     """Return a call on a folder with very many folders, links and files."""
     for number in range(random.size(500, 5_000)):
@@ -399,13 +380,6 @@ def _probe_versions(folder: Path, random: Random) -> engine.Call:
     return _put_probe(folder, _text({**_probe(), "schema": random.of(_VERSIONS)}), random)
 
 
-def _probe_no_file(folder: Path, random: Random) -> engine.Call:
-    """Put something in the place of a probe that is no file, or too large a one."""
-    sparse, spaces = lambda p: (p.touch(), os.truncate(p, 1 << 40)), lambda p: p.write_bytes(b" " * 100_000_000)
-    engine.put_no_file(folder / "probe.json", random, sparse, spaces)
-    return _read_probe(folder, random)
-
-
 def _probe_against(folder: Path, random: Random) -> engine.Call:
     """Compare a new probe with one to which anything was done."""
     path = folder / "probe.json"
@@ -464,16 +438,13 @@ KINDS = (
     *_run_kinds(),
     *kinds("history-index", _INDEX, _index, _put_index),
     *kinds("history-sealed", _INDEX, _runs, _planted, most_lines=80, **_INDEX_BOUNDS),
-    *engine.kinds_of(
-        "history", _INDEX, {"others": _index_others, "no-file": _index_no_file}, most_lines=80, **_INDEX_BOUNDS
-    ),
     # `list` has a row for each run.
     engine.Hostile(name="history-many-runs", format=_INDEX, make=_many_runs, most_lines=12_000, **_INDEX_BOUNDS),
     # A matrix or a picture of a host takes more than a screen.
     *kinds("snapshot", _SNAPSHOTS, _loaded(sound_snapshot), _put_snapshot, most_lines=200),
     engine.Hostile(name="snapshot-many-hosts", format=_SNAPSHOTS, make=_many_snapshots),
     *kinds("probe", _PROBES, _probe, _put_probe, **_REPORT),
-    *engine.kinds_of("probe", _PROBES, {"versions": _probe_versions, "no-file": _probe_no_file}, **_REPORT),
+    *engine.kinds_of("probe", _PROBES, {"versions": _probe_versions}, **_REPORT),
     # The probe that is compared is measured: that takes torch and a second of all cores.
     engine.Hostile(name="probe-against", format=_PROBES, make=_probe_against, most_cpu_s=12.0, **_REPORT),
     *kinds("ras", _RAS, lambda _: _ras_report(), _put_ras),
