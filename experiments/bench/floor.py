@@ -1,26 +1,17 @@
-"""The least that any report has to do: `python -m experiments.bench.floor [RUN]`.
+"""The least that any report has to do, which other benchmarks run in turns with reports.
 
 One process reads the columns that it needs with h5py, puts all ranks on one clock, matches collectives by group and
 sequence number and splits each into waiting and transfer, in plain numpy. It checks nothing and judges nothing, so a
 report cannot be faster; how much slower one is shows what the rest of it costs.
-
-Options:
-  run PATH?    read this run; default: make one
-  --steps N    make a run of 64 ranks with this many steps [4900]
-  --repeats N  [3]
 """
 
 from __future__ import annotations
 
-import resource
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
 import h5py
 import numpy as np
-
-from experiments.options import command_line
 
 _SEND, _RECV = 8, 9
 _COLUMNS = ("group", "seq", "op", "enter_ns", "exit_ns")
@@ -106,30 +97,3 @@ def _places(rank: _Rank, begins: dict[Group, int]) -> np.ndarray:
         begin[number] = begins[group]
     places: np.ndarray = begin[rank.group] + rank.seq
     return places
-
-
-def main() -> None:
-    from experiments.bench.pairs import taken
-    from experiments.bench.report_speed import write_run
-    from hpcpace.core.rundir import RunDirectory
-
-    args = command_line(__doc__)
-    with tempfile.TemporaryDirectory() as folder:
-        run = RunDirectory(args.run or Path(folder))
-        if args.run is None:
-            write_run(run, num_ranks=64, num_steps=args.steps)
-        for _ in range(args.repeats):
-            with taken(resource.RUSAGE_SELF) as reading:
-                found = split(run.attempt(0).trace_dir)
-            peak_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-            print(
-                f"floor: {found.num_records / 1e6:.2f} million records of {len(found.wait_ns)} ranks, "
-                f"{found.num_records / reading.wall_s / 1e6:.1f} million records/s, {reading.wall_s:.2f} s, "
-                f"{reading.cpu_s:.2f} s of CPU, peak {peak_kib / 2**20:.2f} GiB; "
-                f"{found.wait_ns.sum() / (found.wait_ns + found.transfer_ns).sum():.1%} of communication is waiting",
-                flush=True,
-            )
-
-
-if __name__ == "__main__":
-    main()

@@ -1,8 +1,7 @@
-"""What `hpcpace place` finds for ranks that were scattered over their hosts, beside the planted placement and METIS.
+"""What `hpcpace place` finds for ranks that were scattered over their hosts, beside the planted placement.
 
 Data-parallel replicas of 8 tensor-parallel ranks or pipeline stages: with one replica on each host of 8, in order, the
-placement is planted. METIS (pymetis, where it is installed) cuts the same graph in as many parts as there are hosts. It
-knows no leaves, and balances parts only nearly, so that a host may get more ranks than it has slots.
+placement is planted.
 
 Options:
   --ranks N   a multiple of 64 [1024]
@@ -11,13 +10,12 @@ Options:
 
 from __future__ import annotations
 
-import importlib.util
 import time
 
 import numpy as np
 
 from experiments.options import command_line
-from hpcpace.metrics import Floats, Ints
+from hpcpace.metrics import Floats
 from hpcpace.placement.assign import PlacementThresholds, Volumes, better_host, levels_between, volumes
 from hpcpace.placement.traffic import edges
 
@@ -38,12 +36,6 @@ def main() -> None:
     _print("scattered", volumes(traffic, scattered, levels))
     _print(f"found in {took_s:.1f} s", volumes(traffic, found, levels))
     _print("planted", volumes(traffic, planted, levels))
-    if importlib.util.find_spec("pymetis") is not None:
-        begin_s = time.perf_counter()
-        cut = _by_metis(traffic, num_hosts)
-        took_s = time.perf_counter() - begin_s
-        most = np.bincount(cut).max()
-        _print(f"METIS in {took_s:.1f} s, up to {most} ranks a host", volumes(traffic, cut, levels))
 
 
 def _traffic(num_ranks: int, *, is_pipeline: bool) -> Floats:
@@ -57,18 +49,6 @@ def _traffic(num_ranks: int, *, is_pipeline: bool) -> Floats:
             source, destination, share = edges("all_reduce", members, -1)
             np.add.at(traffic, (source, destination), share * size_bytes)
     return traffic
-
-
-def _by_metis(traffic: Floats, num_hosts: int) -> Ints:
-    import pymetis
-
-    both = traffic + traffic.T
-    neighbours = [np.flatnonzero(row) for row in both]
-    starts = np.cumsum([0, *map(len, neighbours)])
-    weights = np.concatenate([row[at] for row, at in zip(both, neighbours, strict=True)]).astype(int).tolist()
-    graph = pymetis.CSRAdjacency(starts.tolist(), np.concatenate(neighbours).tolist())
-    _, parts = pymetis.part_graph(num_hosts, adjacency=graph, eweights=weights)
-    return np.array(parts, np.int64)
 
 
 def _print(name: str, found: Volumes) -> None:
