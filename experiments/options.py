@@ -16,8 +16,8 @@ def command_line(doc: str | None, **choices: Iterable[Any]) -> argparse.Namespac
     """Return the options of the command line that the docstring of a module has behind `Options:`, one a line.
 
     `--name N...  what it is for [default]`: N is an integer, X a number, PATH a path, a|b one of these words, and any
-    other word a text; `...` takes any number, `?` one or none. What has no word is a switch, and without -- it
-    is no option.
+    other word a text; `...` takes any number, `?` one or, for the default, none. What has no word is a switch, and
+    without -- it is no option.
 
     Args:
         doc: the docstring, of which the rest is the description.
@@ -38,6 +38,8 @@ def command_line(doc: str | None, **choices: Iterable[Any]) -> argparse.Namespac
         one_of = choices.get(name.lstrip("-").replace("-", "_"), word.split("|") if word and "|" in word else None)
         more: dict[str, Any] = {"nargs": several.replace("...", "*")} if several else {}
         usual = values if several == "..." and default else values[0]
+        if several == "?" and name.startswith("--"):
+            usual, more["const"] = None, usual
         said = f"{text or ''} (default {default})" if default else text
         parser.add_argument(name, type=of, default=usual, choices=one_of, help=said, metavar=word, **more)
     return parser.parse_args()

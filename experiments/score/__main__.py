@@ -1,15 +1,26 @@
-"""Scores the diagnosis on synthetic runs: `make score`, or `python -m experiments.score --quick` for a first look."""
+"""Scores the diagnosis on synthetic runs: `make score`, or `python -m experiments.score --quick` for a first look.
+
+Options:
+  --seeds develop|report  use even seeds (develop) or odd ones (report) [develop]
+  --cells TEXT            run only these cells, with commas between them
+  --per-cell N            make this many traces per cell; default 100
+  --per-point N           make this many traces per point of power; default 20
+  --power                 measure power as well if only some cells are named
+  --quick                 make only 6 traces per cell
+  --jobs N                run this many processes [2]
+  --verbose               print a line for each wrong verdict
+  --write PATH?           write this file, or another one [docs/results/diagnosis-score.md]
+"""
 
 from __future__ import annotations
 
 import argparse
 import sys
 import time
-from collections.abc import Callable
-from pathlib import Path
 
 from experiments.jobs import in_processes
-from experiments.pages import RESULTS, command, table
+from experiments.options import command_line
+from experiments.pages import RESULTS, ROOT, command, table
 from experiments.score import campaign
 from experiments.score.cells import CELLS, LOST_CELLS, POWER_LEVELS, power_cells
 from experiments.score.layout_cells import LAYOUT_CELLS
@@ -40,47 +51,17 @@ def main() -> None:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m experiments.score", description=__doc__)
+    args = command_line(__doc__)
+    args.cells = args.cells.split(",") if args.cells else []
+    args.write = ROOT / args.write if args.write else None
     names = [cell.name for cell in _ALL_CELLS]
-    parser.add_argument(
-        "--seeds",
-        choices=("develop", "report"),
-        default="develop",
-        help="use even seeds (develop) or odd ones (report)",
-    )
-    parser.add_argument("--cells", type=_list_of(names), help=f"run only these cells of {', '.join(names)}")
-    parser.add_argument("--per-cell", type=int, help=f"make this many traces per cell; default {_PER_CELL}")
-    parser.add_argument(
-        "--per-point", type=int, help=f"make this many traces per point of power; default {_PER_POWER_CELL}"
-    )
-    parser.add_argument("--power", action="store_true", help="measure power as well if only some cells are named")
-    parser.add_argument("--quick", action="store_true", help=f"make only {_QUICK} traces per cell")
-    parser.add_argument("--jobs", type=int, default=2, help="run this many processes")
-    parser.add_argument("--verbose", action="store_true", help="print a line for each wrong verdict")
-    parser.add_argument(
-        "--write",
-        type=Path,
-        nargs="?",
-        const=DOCUMENT,
-        help=f"write this file; by default docs/results/{DOCUMENT.name}",
-    )
-    args = parser.parse_args()
+    if unknown := sorted(set(args.cells) - set(names)):
+        sys.exit(f"no cell is called {', '.join(unknown)}: use {', '.join(names)}")
     if args.write and args.seeds != "report":
-        parser.error("--write is for --seeds report")
+        sys.exit("--write is for --seeds report")
     if args.write == DOCUMENT and args.cells:
-        parser.error(f"{DOCUMENT.name} has all cells: name another file")
+        sys.exit(f"{DOCUMENT.name} has all cells: name another file")
     return args
-
-
-def _list_of(names: list[str]) -> Callable[[str], list[str]]:
-    def cells(text: str) -> list[str]:
-        chosen = text.split(",")
-        unknown = sorted(set(chosen) - set(names))
-        if unknown:
-            raise argparse.ArgumentTypeError(f"no cell is called {', '.join(unknown)}: use {', '.join(names)}")
-        return chosen
-
-    return cells
 
 
 def _is_failed(outcome: campaign.Outcome) -> bool:
