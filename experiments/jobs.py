@@ -192,9 +192,12 @@ def commit(folder: Path) -> str:
 
 @contextmanager
 def busy(number: int, *programs: str) -> Iterator[None]:
-    """Run processes that take what they get of the cores: these programs in turn, or endless loops."""
+    """Run processes that take what they get of the cores: these programs in turn, or endless loops.
+
+    Each is a session: the processes of one share the weight of one (sched(7), autogroup).
+    """
     texts = [(programs or ("while True: pass",))[index % max(len(programs), 1)] for index in range(number)]
-    running = [subprocess.Popen([sys.executable, "-S", "-c", text]) for text in texts]
+    running = [subprocess.Popen([sys.executable, "-S", "-c", text], start_new_session=True) for text in texts]
     try:
         yield
     finally:
