@@ -5,23 +5,20 @@ Nothing here needs torch or MPI: a login node can read the studies of any cluste
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hpcpace.core.errors import CannotTell, TraceError
 from hpcpace.core.rundir import Attempt
 from hpcpace.core.text import NS_PER_MS, NS_PER_S
-from hpcpace.diagnosis.evidence import TABLES_USED
-from hpcpace.diagnosis.measure import Measured, Selection, measure
-from hpcpace.metrics.phases import Part
-from hpcpace.metrics.steps import throughput
+from hpcpace.frames.run import load
 from hpcpace.studies.setups import DONE, Setup, StudyFolder, StudyRun
-from hpcpace.trace.attempt_reader import read_attempt
-from hpcpace.trace.tables import RankTrace
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,30 +49,6 @@ def spelled(found: Spread | None, of: Callable[[float], str], *, is_ranged: bool
 def scaling_factor(samples_per_s: float, num_ranks: int, samples_per_s_of_one: float) -> float:
     """Return throughput relative to as many single ranks without communication, R_n / (n R_1); 1 is ideal."""
     return samples_per_s / (num_ranks * samples_per_s_of_one)
-
-
-def counted_between(
-    time_ns: NDArray[np.int64], count: NDArray[np.int64], begin_ns: int, end_ns: int
-) -> tuple[float, float] | None:
-    """Return how much a counter grew within a period and in how many seconds, or None.
-
-    Between two readings the counter is taken to grow evenly. Where the readings cover less than the time, the part
-    that they cover counts, and its length is returned; where they cover less than half of it there is no answer.
-
-    Args:
-        time_ns: times of the readings, ascending, int64, (num_readings,).
-        count: what they read, int64, (num_readings,).
-        begin_ns: begin of the time, on the same clock.
-        end_ns: its end.
-    """
-    if len(time_ns) < 2 or end_ns <= begin_ns:
-        return None
-    first, last = max(begin_ns, int(time_ns[0])), min(end_ns, int(time_ns[-1]))
-    if 2 * (last - first) < end_ns - begin_ns:
-        return None
-    # Relative to the first reading: differences of counters are small compared with what float64 holds exactly.
-    grown = np.interp([first - time_ns[0], last - time_ns[0]], time_ns - time_ns[0], count - count[0])
-    return float(grown[1] - grown[0]), (last - first) / 1e9
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,7 +102,6 @@ class RunFigures:
 
 
 FIGURES = tuple(field.name for field in fields(RunFigures))
-_COMMUNICATION = (Part.SYNC_WAIT, Part.SYNC_TRANSFER, Part.WAIT, Part.TRANSFER)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -208,21 +180,24 @@ def attempt_figures(attempt: Attempt, setup: Setup, result: Mapping[str, Any]) -
         TraceError: no trace of it can be read.
         CannotTell: it has no step behind the warm-up that all ranks have.
     """
-    traces = read_attempt(attempt, tables=(*TABLES_USED, "network")).traces
-    measured = measure(traces, Selection())
-    speed = throughput(measured.times_ns, measured.chosen.samples)
-    traffic = traffic_of(traces, measured) if setup.layout.servers > 1 else None
+    run = load(attempt.path, warns=False)
+    steps, parts = run.steps.drop_duplicates("step"), run.parts
+    samples, wall_s = int(steps.samples.sum()), steps.step_time_ns.sum() / NS_PER_S
+    traffic = traffic_of(run.steps, run.ranks, run.network) if setup.layout.servers > 1 else None
+    is_timed = bool(parts.forward_ns.notna().all())  # else they are host times of ranks with a device
+    forward_ns = parts.groupby("step").forward_ns.sum() / (setup.num_replicas * setup.microbatches)
+    communication_ns = parts.exposed_wait_ns.sum() + parts.exposed_transfer_ns.sum()
     memory = result.get("peak_memory", [])
     device = [row["device_bytes"] for row in memory]
     return RunFigures(
-        samples_per_s=speed.samples_per_s,
-        step_ms=speed.p50_ns / NS_PER_MS,
+        samples_per_s=samples / wall_s if samples and wall_s else None,
+        step_ms=float(steps.step_time_ns.median()) / NS_PER_MS,
         network_bps=traffic[0] if traffic else None,
-        network_bytes_per_sample=traffic[1] / speed.samples if traffic and speed.samples else None,
+        network_bytes_per_sample=traffic[1] / samples if traffic and samples else None,
         peak_memory_bytes=max(device, default=0) or max((row["rss_bytes"] for row in memory), default=None),
         tensor_memory_bytes=max(filter(None, map(_tensor_bytes, memory)), default=None),
-        forward_ms=_forward_ms(measured, setup),
-        communication_share=_communication_share(measured),
+        forward_ms=float(forward_ns.median()) / NS_PER_MS if is_timed else None,
+        communication_share=communication_ns / run.steps.duration_ns.sum() if is_timed else None,
     )
 
 
@@ -232,51 +207,28 @@ def _tensor_bytes(row: Mapping[str, Any]) -> int | None:
     return sum(known) if len(known) == len(parts) else None
 
 
-def _communication_share(measured: Measured) -> float | None:
-    """Return the share of communication; None where phases are host times of ranks with a device."""
-    if measured.host_timed:
-        return None
-    return float(measured.parts[..., list(_COMMUNICATION)].sum() / measured.parts.sum())
+def traffic_of(steps: DataFrame, ranks: DataFrame, network: DataFrame) -> tuple[float, float] | None:
+    """Return bits per second and bytes in the used steps of a server's busiest interface, mean of servers.
 
+    Bits per second are those of all intervals of the counters in these steps. The ranks of a pipeline are not all at
+    the same step, so these intervals take longer than the steps; bytes are those of the mean rank's time. None without
+    counters, or where they cover less than half of the time.
 
-def _forward_ms(measured: Measured, setup: Setup) -> float | None:
-    """Return the forward computation of a microbatch: all ranks of a replica, median over steps; None as above."""
-    if measured.host_timed:
-        return None
-    per_step = measured.parts[..., Part.FORWARD].sum(axis=0) / (setup.num_replicas * setup.microbatches)
-    return float(np.median(per_step)) / NS_PER_MS
-
-
-def traffic_of(traces: Sequence[RankTrace], measured: Measured) -> tuple[float, float] | None:
-    """Return bits per second and bytes in the used steps of a server's busiest interface; None without counters.
-
-    A server is counted from its first rank's begin to its last rank's end, by its own clock. The ranks of a pipeline
-    are not all at the same step, so that this is longer than the steps; bytes are those of the mean rank's time.
+    Args:
+        steps, ranks, network: frames of a run, as `hpcpace.load` has them.
     """
-    rates: list[float] = []
-    volumes: list[float] = []
-    nodes = np.array([trace.header.node for trace in traces])
-    for node in np.unique(nodes):
-        rows = np.flatnonzero(nodes == node).tolist()
-        begin_ns, end_ns = int(measured.chosen.begin_ns[rows, 0].min()), int(measured.chosen.end_ns[rows, -1].max())
-        counted = [found for row in rows for found in _counted(traces[row], begin_ns, end_ns)]
-        if counted:
-            count, duration_s = max(counted)
-            rates.append(_BITS * count / duration_s)
-            own_ns = (measured.chosen.end_ns[rows, -1] - measured.chosen.begin_ns[rows, 0]).mean()
-            volumes.append(count * float(own_ns) / NS_PER_S / duration_s)
-    return (float(np.mean(rates)), float(np.mean(volumes))) if rates else None
-
-
-def _counted(trace: RankTrace, begin_ns: int, end_ns: int) -> Iterator[tuple[float, float]]:
-    """Yield the bytes of each interface except the loopback, both directions, and the seconds they cover."""
-    table = trace.tables["network"]
-    for number, name in enumerate(trace.header.interfaces):
-        of_interface = table.select(table["interface"] == number)
-        total = of_interface["tx_bytes"] + of_interface["rx_bytes"]
-        counted = counted_between(of_interface["time_ns"], total, begin_ns, end_ns)
-        if name != LOOPBACK and counted is not None:
-            yield counted
+    times = steps.groupby("rank").agg(begin_ns=("begin_ns", "min"), end_ns=("end_ns", "max")) / NS_PER_S
+    own_s = (times.end_ns - times.begin_ns).groupby(ranks.set_index("rank").host, observed=True).mean()
+    counted = network[network.interface != LOOPBACK]
+    of_interval = counted[["host", "interface"]].assign(
+        num_bytes=counted.sent_bytes + counted.received_bytes, time_s=(counted.end_ns - counted.begin_ns) / NS_PER_S
+    )
+    total = of_interval.groupby(["host", "interface"], observed=True).sum()
+    total = total[2 * total.time_s >= times.end_ns.max() - times.begin_ns.min()]
+    if not len(total):
+        return None
+    rates = (total.num_bytes / total.time_s).groupby("host", observed=True).max()
+    return float(_BITS * rates.mean()), float((rates * own_s).mean())
 
 
 def _family(setup: Setup) -> tuple[Any, ...]:

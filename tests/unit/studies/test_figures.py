@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 from known_study import PEAK_BYTES, STEP_S, write_run, write_study
 
 from hpcpace.core.errors import CannotTell
-from hpcpace.diagnosis.measure import Measured, Selection, measure
-from hpcpace.studies.figures import SetupFigures, run_figures, study_figures, traffic_of
+from hpcpace.diagnosis.measure import Measured
+from hpcpace.studies.figures import SetupFigures, run_figures, study_figures
 from hpcpace.studies.published import BATCH, compute_spread, order_at, orders, read_published
 from hpcpace.studies.setups import PARALLELISMS, Setup, StudyFolder, parse_layout, repeated
-from hpcpace.trace.attempt_reader import read_attempt
 
 PUBLISHED = Path(__file__).parents[2] / "data" / "published" / "nano_cluster_gpt2_small.csv"
 TOKENS_PER_S = 64 / STEP_S
@@ -54,17 +51,6 @@ def test_a_scaling_factor_is_against_as_many_single_ranks(rows: dict[str, SetupF
 def test_traffic_is_that_of_the_busiest_interface_but_the_loopback(rows: dict[str, SetupFigures]) -> None:
     assert rows["2x1"].median("network_bps") == pytest.approx(8e6, rel=1e-3)
     assert rows["2x1"].median("network_bytes_per_sample") == pytest.approx(1e6 / TOKENS_PER_S, rel=1e-3)
-
-
-def test_ranks_that_are_not_at_the_same_step_make_no_traffic(tmp_path: Path) -> None:
-    study = write_study(tmp_path / "study", [setup("2x2")], bytes_per_s=1_000_000)
-    traces = read_attempt(study.run_dir(study.runs()[0]).last_attempt()).traces
-    measured = measure(traces, Selection())
-    chosen, ahead = measured.chosen, np.array([0, 1, 0, 1])[:, None] * 1_000_000_000
-    apart = replace(measured, chosen=replace(chosen, begin_ns=chosen.begin_ns - ahead, end_ns=chosen.end_ns - ahead))
-    together, found = traffic_of(traces, measured), traffic_of(traces, apart)
-    assert together is not None and found is not None
-    assert found[1] == pytest.approx(together[1], rel=0.01)
 
 
 def test_a_single_server_has_no_traffic(rows: dict[str, SetupFigures]) -> None:

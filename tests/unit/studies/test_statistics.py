@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import numpy as np
+import pandas as pd
 import pytest
 from cases import each_case
 
-from hpcpace.studies.figures import Spread, counted_between, scaling_factor, spread, straight_line
-
-READINGS_NS = np.array([0, 1, 2, 3, 4]) * 10**9
-COUNT = np.array([100, 200, 300, 500, 700])
+from hpcpace.studies.figures import Spread, scaling_factor, spread, straight_line, traffic_of
 
 
 def test_spread_is_median_least_and_most_of_what_is_known() -> None:
@@ -22,26 +19,42 @@ def test_scaling_of_one_rank_is_one() -> None:
     assert scaling_factor(55.01, 2, 29.575) == pytest.approx(0.93, abs=0.005)
 
 
-def test_a_counter_grows_evenly_between_readings() -> None:
-    assert counted_between(READINGS_NS, COUNT, 500_000_000, 2_500_000_000) == (pytest.approx(250), pytest.approx(2.0))
+def steps(ahead_ns: int = 0) -> pd.DataFrame:
+    """Return 4 steps of a second on two servers of two ranks, the second of which is ahead of the first."""
+    rows = [(step, rank, step * 10**9 - rank % 2 * ahead_ns) for rank in range(4) for step in range(4)]
+    frame = pd.DataFrame(rows, columns=["step", "rank", "begin_ns"])
+    return frame.assign(end_ns=frame.begin_ns + 10**9)
 
 
-def test_a_time_beyond_the_readings_is_cut() -> None:
-    assert counted_between(READINGS_NS, COUNT, -(10**9), 4 * 10**9) == (pytest.approx(600), pytest.approx(4.0))
+def network(first_s: int, stop_s: int) -> pd.DataFrame:
+    """Return what counters grew by in each second: 300 bytes, and on the loopback more."""
+    rows = [
+        (host, interface, second * 10**9, (second + 1) * 10**9, num_bytes, 2 * num_bytes)
+        for host in ("n1", "n2")
+        for interface, num_bytes in (("lo", 900), ("eth0", 100), ("eth1", 10))
+        for second in range(first_s, stop_s)
+    ]
+    return pd.DataFrame(rows, columns=["host", "interface", "begin_ns", "end_ns", "sent_bytes", "received_bytes"])
 
 
-@each_case(("begin_s", "end_s"), [(3, 9), (5, 9), (-9, 0), (2, 2), (3, 2)])
-def test_readings_of_less_than_half_a_time_do_not_tell(begin_s: int, end_s: int) -> None:
-    assert counted_between(READINGS_NS, COUNT, begin_s * 10**9, end_s * 10**9) is None
+RANKS = pd.DataFrame({"rank": range(4), "host": ["n1", "n1", "n2", "n2"]})
 
 
-def test_one_reading_does_not_tell() -> None:
-    assert counted_between(READINGS_NS[:1], COUNT[:1], 0, 10**9) is None
+def test_traffic_is_that_of_the_busiest_interface_but_the_loopback_by_hand() -> None:
+    assert traffic_of(steps(), RANKS, network(0, 4)) == (pytest.approx(8 * 300), pytest.approx(4 * 300))
 
 
-def test_large_counters_lose_nothing() -> None:
-    found = counted_between(READINGS_NS, COUNT + 2**62, 0, 4 * 10**9)
-    assert found == (pytest.approx(600), pytest.approx(4.0))
+def test_ranks_that_are_not_at_the_same_step_make_no_traffic() -> None:
+    assert traffic_of(steps(10**9), RANKS, network(-1, 4)) == (pytest.approx(8 * 300), pytest.approx(4 * 300))
+
+
+def test_counters_of_a_part_of_the_time_count_for_all_of_it() -> None:
+    assert traffic_of(steps(), RANKS, network(2, 4)) == (pytest.approx(8 * 300), pytest.approx(4 * 300))
+
+
+@each_case("stop_s", [0, 1])
+def test_counters_of_less_than_half_of_the_time_do_not_tell(stop_s: int) -> None:
+    assert traffic_of(steps(), RANKS, network(0, stop_s)) is None
 
 
 def test_a_straight_line_explains_all() -> None:
