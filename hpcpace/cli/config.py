@@ -228,7 +228,7 @@ def help_command(words: tuple[str, ...]) -> None:
     """Show a page or a section of the guide, or what a term of a report means.
 
     TOPIC is a name such as attach, slurm, exposed or persistent straggler. Without TOPIC it lists the pages. For
-    the options of a help_command, see hpcpace COMMAND --help.
+    the options of a command, see hpcpace COMMAND --help.
     """
     guide = pages()
     topic = _MARKS.sub("", " ".join(words)).lower().removesuffix(".md").removeprefix("docs/")
@@ -244,8 +244,10 @@ def help_command(words: tuple[str, ...]) -> None:
 
 def _texts_of(topic: str, known: dict[str, list[str]]) -> list[str]:
     begun = [topic] if topic in known else [name for name in known if name.startswith(f"{topic} ")]
-    if len(begun) == 1:  # the whole name, or its first words: the headings of rules begin with their numbers
-        return known[begun[0]]
+    # The whole name; its first words, as headings of rules begin with their numbers; or its last, as `straggler`.
+    found = begun or [name for name in known if name.endswith(f" {topic}")]
+    if len(found) == 1:
+        return known[found[0]]
     near = sorted((name for name in known if topic in name), key=len) or _mentioning(topic, known)
     near = near or difflib.get_close_matches(topic, known, n=_MAX_NEAR)
     advice = f"try {', '.join(near[:_MAX_NEAR])}" if near else "`hpcpace help` lists the pages"

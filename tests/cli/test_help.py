@@ -91,6 +91,7 @@ def test_help_finds_pages_sections_and_terms_by_name() -> None:
     assert "notable_wait_share" in _said("thresholds.cores")
     assert "hpcpace_hanging" in _said("monitoring")
     assert "stages wait for each other" in _said("bubble")
+    assert _said("straggler") == _said("persistent", "straggler")
     assert "<!--" not in _said("glossary")
 
 
