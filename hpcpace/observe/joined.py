@@ -98,7 +98,7 @@ def _versions() -> dict[str, str]:
             continue
     mpi = sys.modules.get("mpi4py.MPI")
     if mpi is not None:  # loading it here would start MPI
-        found["mpi"] = mpi.Get_library_version().splitlines()[0].rstrip("\0")
+        found["mpi"] = " ".join(mpi.Get_library_version().splitlines()[0].rstrip("\0").split())
     return found
 
 

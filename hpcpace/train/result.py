@@ -89,9 +89,10 @@ class Lines(ProgressView):
             return
         self._num_shown = len(losses)
         left_s = (time.monotonic() - self._begin_s) / (num_steps - self._first) * (self._total - num_steps)
+        left = f"  ETA {format_duration(nanoseconds(left_s))}" if left_s else ""
         print(
-            f"step {len(losses)}/{self._total}  loss {losses[-1]:.4f}  {format_count(samples_per_s)} {self._unit}/s  "
-            f"ETA {format_duration(nanoseconds(left_s))}",
+            f"step {len(losses)}/{self._total}  loss {losses[-1]:.4f}  {format_count(samples_per_s)} {self._unit}/s"
+            + left,
             file=sys.stderr,
             flush=True,
         )

@@ -48,6 +48,7 @@ from hpcpace.report.drawing import (
     unique,
     unit_map,
 )
+from hpcpace.report.sections.phases import BROKEN
 
 _DASHES = ("solid", "dash", "dot", "dashdot")
 _SYMBOLS = ("circle", "square", "diamond", "cross")
@@ -367,7 +368,7 @@ def _rank_cores(found: Sequence[RankCores]) -> tuple[Block, ...]:
         Cell("waiting", "wait-\ning"),
         Cell("own work", "own\nwork"),
         "runs",
-        *(Cell(f"waits in {name}", f"waits in\n{name}") for name in phases),
+        *(Cell(f"waits in {name}", f"waits in\n{BROKEN.get(name, name)}") for name in phases),
     )
     work = "own work, runs and waits in are times of a step; the rest of own work is neither: I/O, locks, sleep"
     is_known = any(row.work_ns is not None for row in found)

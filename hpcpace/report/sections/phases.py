@@ -86,6 +86,8 @@ _COLUMNS = {
     _EITHER_COLUMN: (Part.WAIT, Part.TRANSFER),
     "other": (Part.OTHER,),
 }
+BROKEN = {name.replace("-\n", ""): name for name in _COLUMNS}
+"""Names of phases as heads of narrow columns have them, with a line break; of short ones without."""
 _ALWAYS = (Part.FORWARD, Part.BACKWARD, Part.OPTIMIZER, Part.WAIT, Part.TRANSFER, Part.OTHER)
 _EXCESS_NOTE = (
     "excess: own work (without waits, transfers, checkpoints, evaluations) above what is usual for the other ranks of "

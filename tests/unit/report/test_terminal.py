@@ -13,14 +13,14 @@ from hpcpace.core.text import alias_name, milliseconds, named_ranks, printable, 
 from hpcpace.diagnosis.analyze import analyze_traces
 from hpcpace.diagnosis.incomplete import jump_line, suspect_line
 from hpcpace.diagnosis.measure import Selection
-from hpcpace.diagnosis.summary import ClockJump, Clocks, ClockSuspect
+from hpcpace.diagnosis.summary import ClockJump, Clocks, ClockSuspect, RankCores
 from hpcpace.report.terminal import line, note
 from hpcpace.trace.attempt_reader import read_attempt
 
 EXPECTED = Path(__file__).parents[2] / "data" / "report-slow-rank.txt"
 
 
-def printed(tmp_path, width):
+def printed(tmp_path, width, **changes):
     """Return the report of a run in which rank 2 is slow, with what varies from version to version made constant."""
     run = SyntheticRun(pipeline=2, slow={2: 1.3}, noise=0.05, hosts=("n0", "n1")).write(tmp_path / "run")
     attempt = run.attempts()[-1]
@@ -31,7 +31,7 @@ def printed(tmp_path, width):
     )
     stream = io.StringIO()
     console = Console(file=stream, width=width, highlight=False, color_system=None)
-    print_report(console, dataclasses.replace(summary, run="runs/demo", tracing=tracing))
+    print_report(console, dataclasses.replace(summary, run="runs/demo", tracing=tracing, **changes))
     return stream.getvalue()
 
 
@@ -58,7 +58,11 @@ def test_waits_that_are_not_known_are_no_zeros_anywhere(tmp_path):
 
 
 def test_nothing_is_cut_at_80_columns(tmp_path):
-    text = printed(tmp_path, 80)
+    phases = tuple((name, 544e6) for name in ("forward", "backward", "optimizer", "other", "data"))
+    cores = RankCores(
+        rank=1, host="n0", nice=10, num_cpus=2, waiting=0.96, work_ns=971e6, running_ns=107e6, phases=phases
+    )
+    text = printed(tmp_path, 80, rank_cores=(cores,))
     assert "…" not in text
     assert max(map(len, text.splitlines())) <= 80
 

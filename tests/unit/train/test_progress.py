@@ -38,6 +38,12 @@ def test_a_resumed_run_counts_its_own_steps_for_the_time_left(capsys, monkeypatc
     assert capsys.readouterr().err == "step 15/20  loss 1.0000  5 images/s  ETA 10.0 s\n"
 
 
+def test_the_last_step_has_no_time_left(capsys):
+    with progress_view("lines", num_steps=2) as view:
+        view.show(2, losses=[1.0, 0.5], samples_per_s=5.0)
+    assert capsys.readouterr().err == "step 2/2  loss 0.5000  5 tokens/s\n"
+
+
 @pytest.mark.parametrize("style", ["bar", "lines"])
 def test_a_note_is_shown(style, capsys):
     with progress_view(style, num_steps=20) as view:
