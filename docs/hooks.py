@@ -11,7 +11,8 @@ from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parents[1]
 PAGES = {
-    "start.md": "README.md",
+    "index.md": "README.md",
+    "documents.md": "docs/README.md",
     "SECURITY.md": "SECURITY.md",
     "CONTRIBUTING.md": "CONTRIBUTING.md",
     "CHANGELOG.md": "CHANGELOG.md",
@@ -42,7 +43,8 @@ API = """# Python
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Add the pages from elsewhere, and the one of the Python interface."""
+    """Add the pages from elsewhere, and the one of the Python interface; the first page is that of the repository."""
+    files.remove(files.src_uris["README.md"])
     for page, path in PAGES.items():
         files.append(File.generated(config, page, content=(ROOT / path).read_text(encoding="utf-8")))
     files.append(File.generated(config, "api.md", content=API))
