@@ -262,6 +262,17 @@ def test_a_command_is_copied_also_without_a_clipboard(opened):
     assert opened.evaluate("copied") == "#SBATCH --exclude=n1"
 
 
+def test_only_a_whole_command_can_be_copied(browser, pages, tmp_path):
+    lines = ("srun -c 8 ...  # or -c 4", "hpcpace audit --from RUN", "srun ... train.py", "# reseat the cable")
+    changed = tmp_path / "changed.html"
+    content = pages["alone"][0].read_text(encoding="utf-8")
+    codes = "".join(f"<code>{line}</code>" for line in lines)
+    changed.write_text(content.replace("<main>", f"<main>{codes}"), encoding="utf-8")
+    _open(browser, changed, 1280)
+    labels = browser.evaluate("[...document.querySelectorAll('main > .copy')].map((made) => made.ariaLabel)")
+    assert labels == ["Copy srun -c 8"]
+
+
 def test_the_chosen_colours_are_kept(browser, pages):
     _open(browser, pages["plain"][0], 1280)
     browser.evaluate("document.getElementById('theme').click()")

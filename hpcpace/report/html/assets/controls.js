@@ -46,7 +46,7 @@ async function copy(text) {
 function commandOf(line) {
   if (line.startsWith("#SBATCH ")) return line;
   const command = line.replace(/(^|\s+)# .*$/, "").replace(/\s+\.\.\.$/, "");
-  return command.includes("...") ? "" : command;
+  return /\.\.\.|\bRUN\b/.test(command) ? "" : command;
 }
 
 function addCopyButtons() {
