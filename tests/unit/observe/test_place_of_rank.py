@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from hpcpace.core.errors import WorldError
-from hpcpace.observe.joined import SessionSettings, find_rank
+from hpcpace.observe.joined import SessionSettings, _versions, find_rank
 
 _TORCHRUN = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
 
@@ -71,3 +71,9 @@ def test_variables_that_contradict_each_other_are_an_error_without_a_group(
     group.is_initialized = lambda: False
     with pytest.raises(WorldError):
         find_rank(_settings(environ))
+
+
+def test_the_version_of_mpi_is_one_line_with_single_blanks(monkeypatch: pytest.MonkeyPatch) -> None:
+    mpi = SimpleNamespace(Get_library_version=lambda: "MPICH Version:      5.0.2\nMPICH Device:       ch4:ucx\n\0")
+    monkeypatch.setitem(sys.modules, "mpi4py.MPI", mpi)
+    assert _versions()["mpi"] == "MPICH Version: 5.0.2"
