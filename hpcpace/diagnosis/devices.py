@@ -59,7 +59,7 @@ _HOST_COLUMNS = {HOST_BEGIN_COLUMN: "begin_ns", HOST_END_COLUMN: "end_ns"}
 def has_device(trace: RankTrace) -> bool:
     """Return whether a rank used a device, as its columns or the backends of its process groups say."""
     has_columns = ENQUEUE_COLUMN in trace.tables["collectives"] or DEVICE_BEGIN_COLUMN in trace.tables["phases"]
-    return has_columns or any(is_of_devices(name) for name in np.unique(trace.tables["groups"]["backend"]).tolist())
+    return has_columns or any(is_of_devices(name) for name in trace.tables["groups"].different("backend"))
 
 
 def is_on_device(trace: RankTrace) -> bool:

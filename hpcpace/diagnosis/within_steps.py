@@ -234,7 +234,7 @@ def _intervals_by_rank(timed: TimedTraces, of: tuple[Phase, ...]) -> list[tuple[
     found = []
     for trace, clock in zip(timed.traces, timed.clocks, strict=True):
         phases = trace.tables["phases"]
-        rows = np.flatnonzero(np.isin(phases["phase"], of) & (phases["end_ns"] > phases["begin_ns"]))
+        rows = np.flatnonzero(is_one_of(phases["phase"], of) & (phases["end_ns"] > phases["begin_ns"]))
         begin_ns, end_ns = (reference_times(clock, phases[name][rows]) for name in ("begin_ns", "end_ns"))
         order = np.argsort(begin_ns, kind="stable")
         found.append((begin_ns[order], end_ns[order]))

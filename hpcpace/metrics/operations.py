@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from enum import IntEnum
 from functools import cache, cached_property, lru_cache
 from typing import Any
 
@@ -27,8 +28,8 @@ TO_ROOT = (Op.REDUCE, Op.GATHER)
 MESSAGES = (Op.SEND, Op.RECV)
 
 
-def is_one_of(op: Bytes, ops: Sequence[Op]) -> Bools:
-    """Return which operations are one of `ops`, bool, (num_operations,).
+def is_one_of(op: Bytes, ops: Sequence[IntEnum]) -> Bools:
+    """Return which operations, or phases, are one of `ops`, bool, (num_operations,).
 
     Args:
         op: operations, (num_operations,).
@@ -225,13 +226,14 @@ def failed_operations(operations: Operations, instance: Ints, num_instances: int
 
 def groups_of(table: Mapping[str, NDArray[Any]]) -> dict[int, ProcessGroup]:
     """Return the process groups that a rank's table `groups` names, by their number in its file."""
-    numbers = np.asarray(table["id"], np.int64)
+    numbers, all_ranks = (np.asarray(table[column], np.int64) for column in ("id", "rank"))
+    names, backends = table["name"], table["backend"]
     order = np.argsort(numbers, kind="stable")
     found = {}
     for rows in np.split(order, np.flatnonzero(np.diff(numbers[order])) + 1) if len(order) else []:
-        ranks = np.asarray(table["rank"][rows], np.int64)
-        name, backend = (bytes(table[column][rows[-1]]) for column in ("name", "backend"))
-        found[int(numbers[rows[0]])] = _group(name, ranks.tobytes(), is_of_devices(backend))
+        last = rows[-1]
+        is_on_device = is_of_devices(bytes(backends[last]))
+        found[int(numbers[last])] = _group(bytes(names[last]), all_ranks[rows].tobytes(), is_on_device)
     return found
 
 

@@ -14,10 +14,9 @@ import numpy as np
 from hpcpace.core.thresholds import Thresholds, number
 from hpcpace.metrics import Bools, Bytes, Floats, Ints
 from hpcpace.metrics.kernels import numbered, ordinals, stable_order
-from hpcpace.metrics.operations import UNKNOWN_GROUP, Operations, synchronises
+from hpcpace.metrics.operations import MESSAGES, UNKNOWN_GROUP, Operations, is_one_of, synchronises
 from hpcpace.metrics.steps import StepPanel
 from hpcpace.metrics.waits import NO_BLOCKS, Blocks, blocked_before, blocks_of, rows_of_ranks
-from hpcpace.trace.schema import Op
 
 DEVICE_ERROR_NS = 10_000
 """Format: marks in the stream of a device may be wrong by that."""
@@ -143,7 +142,7 @@ def _positions(operations: Operations, ranks: Ints, role: Ints, slot: Ints) -> t
     ]
     number = {kind: index for index, kind in enumerate(dict.fromkeys(kinds))}
     group_role = np.array([*(number[kind] for kind in kinds), len(number)], np.int64)[operations.group]
-    is_message = np.isin(operations.op, (Op.SEND, Op.RECV))
+    is_message = is_one_of(operations.op, MESSAGES)
     peer = np.minimum(np.searchsorted(ranks, operations.peer), len(ranks) - 1)
     is_named = is_message & (ranks[peer] == operations.peer)
     peer_role = np.where(is_named, role[peer] - role.min() + 1, 0)

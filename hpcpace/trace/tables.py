@@ -68,6 +68,10 @@ class Table(Mapping[str, NDArray[Any]]):
         """Return the rows under a mask, of these numbers, or of a slice."""
         return Table({name: column[mask] for name, column in self._columns.items()})
 
+    def different(self, column: str) -> list[Any]:
+        """Return the values of a column, each once."""
+        return list(np.unique(self[column]).tolist())
+
 
 class GroupTable(Table):
     """The table `groups` with the texts of each group only once, because thousands of ranks name thousands of members.
@@ -111,6 +115,11 @@ class GroupTable(Table):
     def select(self, mask: NDArray[np.bool_] | NDArray[np.integer[Any]] | slice) -> Table:
         """Return the rows under a mask, of these numbers, or of a slice."""
         return Table({name: self[name][mask] for name in self})
+
+    def different(self, column: str) -> list[Any]:
+        """Return the values of a column, each once."""
+        texts = self._texts.get(column)
+        return super().different(column) if texts is None else sorted(set(texts.tolist()))
 
     def share(self, known: dict[bytes, NDArray[Any]]) -> int:
         """Replace columns by equal ones of other ranks, and return the bytes of the columns that are new.
