@@ -20,7 +20,7 @@ from hpcpace.diagnosis.devices import has_device, idle_by_phase, is_host_timed, 
 from hpcpace.diagnosis.evidence import TimedTraces, timed_traces
 from hpcpace.diagnosis.finding import CpuQuota, Panels
 from hpcpace.diagnosis.host_pace import issue_ratio
-from hpcpace.diagnosis.incomplete import HOST_TIMES, MARK_STEPS, NO_PHASES, sound_stream
+from hpcpace.diagnosis.incomplete import HOST_TIMES, MARK_STEPS, NO_PHASES
 from hpcpace.diagnosis.operation_figures import OperationFigures, measure_operations
 from hpcpace.diagnosis.stops import JudgedStops, stops_of
 from hpcpace.diagnosis.summary import Clocks
@@ -191,7 +191,7 @@ class Measured:
     def close_up(self) -> CloseUp | None:
         """Some of the steps, or all, taken apart; None without operations."""
         # What is wrong with the rows of these files is known from the first reading.
-        streams = [sound_stream(stream.original) for stream in self.operations.streams]
+        streams = [replace(stream, damaged={}, faults={}) for stream in self.operations.streams]
         return take_close_up(streams, self.timed, self.common, self.role, self.thresholds)
 
     @property
