@@ -186,7 +186,7 @@ FIGURES: Mapping[str, Callable[[JudgedAttempt], Any]] = {
     "ranks": overview.rank_rows,
     "roles": overview.role_rows,
     "kinds": lambda run: run.measured.operations.kinds,
-    "clocks": lambda run: (run.measured.uncorrected or run.measured).clocks,
+    "clocks": lambda run: run.measured.sampled_clocks,
     "cut_off": lambda run: run.credible.incomplete,
     "settings": lambda run: asdict(run.thresholds),
     "thresholds": lambda run: run.config.of(ThresholdValues).table(),
@@ -367,16 +367,12 @@ def summary_of(judged: JudgedAttempt) -> Summary:
 
 def _clock_remarks(measured: Measured) -> list[str]:
     """Return which clocks operations of devices have corrected."""
-    samples = measured.uncorrected
-    if samples is None or samples.close_up is None:
+    samples = measured.samples
+    if samples is None:
         return []
-    is_wrong = np.abs(samples.close_up.ahead_ns) > 2 * samples.halfwidth_ns
-    of_host = {
-        trace.header.host: ns
-        for trace, ns in zip(samples.timed.traces, samples.close_up.ahead_ns.tolist(), strict=True)
-    }
+    of_host = {trace.header.host: ns for trace, ns in zip(samples.timed.traces, samples.ahead_ns.tolist(), strict=True)}
     wrong = dict.fromkeys(
-        trace.header.host for trace, wrong in zip(samples.timed.traces, is_wrong, strict=True) if wrong
+        trace.header.host for trace, wrong in zip(samples.timed.traces, samples.is_wrong, strict=True) if wrong
     )
     who = listed([f"{printable(host)} by {format_duration(abs(of_host[host]))}" for host in wrong])
     return [f"clocks are wrong, {who}: operations of devices show it, and all times here are corrected by that"]

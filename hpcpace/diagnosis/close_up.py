@@ -160,12 +160,29 @@ def close_up_columns(num_steps: int, operations_per_step: float) -> Ints:
     return np.unique(first[:, None] + np.arange(length))
 
 
+def close_up_evidence(
+    streams: Sequence[TraceStream], timed: TimedTraces, steps: StepPanel
+) -> tuple[Evidence, StepPanel]:
+    """Return the operations of the steps to take apart, and these; arguments as of `take_close_up`.
+
+    Raises:
+        TraceError: a chunk of a file is damaged.
+    """
+    num_operations = sum(stream.num_collectives for stream in streams)
+    columns = close_up_columns(len(steps), num_operations / max(steps.num_seen, 1))
+    chosen = steps.select(columns)
+    traces = list(map_threads(partial(with_steps, stretches=list(_stretches(chosen.step, columns))), streams))
+    return evidence_of(traces, timed.clocks, timed.unknown_clocks), chosen
+
+
 def take_close_up(
     streams: Sequence[TraceStream],
     timed: TimedTraces,
     steps: StepPanel,
     role: Ints,
     thresholds: ThresholdValues | None = None,
+    *,
+    seen: tuple[Evidence, StepPanel] | None = None,
 ) -> CloseUp | None:
     """Return some steps of a run taken apart; None without any operation in them.
 
@@ -175,23 +192,20 @@ def take_close_up(
         steps: the used steps, on the common clock.
         role: role of each rank, int64, (num_ranks,).
         thresholds: the numbers that decide; the defaults if None.
+        seen: what `close_up_evidence` returns, where that is known.
 
     Raises:
         TraceError: a chunk of a file is damaged.
     """
     thresholds = thresholds or ThresholdValues()
-    num_operations = sum(stream.num_collectives for stream in streams)
-    columns = close_up_columns(len(steps), num_operations / max(steps.num_seen, 1))
-    chosen = steps.select(columns)
-    traces = list(map_threads(partial(with_steps, stretches=list(_stretches(chosen.step, columns))), streams))
-    evidence = evidence_of(traces, timed.clocks, timed.unknown_clocks)
+    evidence, chosen = close_up_evidence(streams, timed, steps) if seen is None else seen
     if not len(evidence.operations):
         return None
     done, ranks = evidence.operations, evidence.ranks
     blocks = _blocks(evidence, chosen.step)
     places: dict[str, Any] = {"ranks": ranks, "role": role, "blocks": blocks}
     work = local_work(done, chosen, limits=thresholds.of(BlockingThresholds), **places)
-    ahead_ns = _ahead_ns(evidence)
+    ahead_ns = ahead_of_samples_ns(evidence)
     aligned, on_aligned = _aligned(evidence, chosen, ahead_ns)
     places["blocks"] = blocks if aligned is evidence else _blocks(aligned, chosen.step)
     limits = thresholds.of(GraphThresholds)
@@ -201,7 +215,7 @@ def take_close_up(
     )
 
 
-def _ahead_ns(evidence: Evidence) -> Ints:
+def ahead_of_samples_ns(evidence: Evidence) -> Ints:
     """Return by how much the clock of each rank is ahead of what its samples say, as its operations show it."""
     keys = [trace.header.host_key or str(trace.header.rank) for trace in evidence.traces]
     number = {key: index for index, key in enumerate(dict.fromkeys(keys))}
@@ -255,7 +269,7 @@ def _phases(evidence: Evidence, step: Ints, kinds: Sequence[Phase]) -> Iterator[
     """Yield kind, begin and end of the phases of some kinds in some steps, of each rank, on the common clock."""
     for trace, clock in zip(evidence.traces, evidence.clocks, strict=True):
         phases = trace.tables["phases"]
-        chosen = np.flatnonzero(np.isin(phases["phase"], kinds) & (phases["end_ns"] > phases["begin_ns"]))
+        chosen = np.flatnonzero(is_one_of(phases["phase"], kinds) & (phases["end_ns"] > phases["begin_ns"]))
         chosen = chosen[columns_of(step, np.asarray(phases["step"][chosen], np.int64)) >= 0]
         begin_ns, end_ns = (reference_times(clock, phases[name][chosen]) for name in ("begin_ns", "end_ns"))
         yield phases["phase"][chosen], begin_ns, end_ns

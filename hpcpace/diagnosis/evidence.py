@@ -112,6 +112,13 @@ def evidence_of(
     )
 
 
+def by_clocks(evidence: Evidence, clocks: Sequence[CommonClock]) -> Evidence:
+    """Return evidence by other clocks of the same ranks; which operations belong together does not depend on them."""
+    parts = map(rank_operations, evidence.traces, clocks, evidence.collectives)
+    operations = gather_operations(list(parts))
+    return replace(evidence, clocks=clocks, operations=operations, waits=waits(operations, evidence.matching))
+
+
 def rank_operations(trace: RankTrace, clock: CommonClock, table: Table) -> RankOperations:
     """Return rows of a rank's table of collectives on the common clock."""
     return RankOperations(

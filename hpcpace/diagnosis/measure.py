@@ -15,12 +15,18 @@ from hpcpace.core.errors import CannotTell
 from hpcpace.core.pool import Team
 from hpcpace.core.thresholds import ThresholdValues
 from hpcpace.diagnosis.clocks import DEVICE_ERROR_NS, ClockThresholds, clock_figures
-from hpcpace.diagnosis.close_up import CloseUp, data_variation_of, take_close_up
+from hpcpace.diagnosis.close_up import (
+    CloseUp,
+    ahead_of_samples_ns,
+    close_up_evidence,
+    data_variation_of,
+    take_close_up,
+)
 from hpcpace.diagnosis.devices import has_device, idle_by_phase, is_host_timed, is_on_device, on_devices
-from hpcpace.diagnosis.evidence import TimedTraces, timed_traces
+from hpcpace.diagnosis.evidence import Evidence, TimedTraces, timed_traces
 from hpcpace.diagnosis.finding import CpuQuota, Panels
 from hpcpace.diagnosis.host_pace import issue_ratio
-from hpcpace.diagnosis.incomplete import HOST_TIMES, MARK_STEPS, NO_PHASES
+from hpcpace.diagnosis.incomplete import HOST_TIMES, MARK_STEPS, NO_PHASES, sound_stream
 from hpcpace.diagnosis.operation_figures import OperationFigures, measure_operations
 from hpcpace.diagnosis.stops import JudgedStops, stops_of
 from hpcpace.diagnosis.summary import Clocks
@@ -61,6 +67,26 @@ class Selection:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ClockSamples:
+    """The clocks by their samples alone, and what operations of devices say against them.
+
+    Attributes:
+        timed: the traces with these clocks.
+        ahead_ns: by how much each clock is ahead of its samples, int64, (num_ranks,).
+        halfwidth_ns: how wrong the samples may be, float64, (num_ranks,).
+    """
+
+    timed: TimedTraces
+    ahead_ns: Ints
+    halfwidth_ns: Floats
+
+    @property
+    def is_wrong(self) -> Bools:
+        """Which clocks are wrong by more than their samples allow, bool, (num_ranks,)."""
+        return np.asarray(np.abs(self.ahead_ns) > 2 * self.halfwidth_ns)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Measured:
     """What was measured on an attempt, and what all of its figures rest on.
 
@@ -74,7 +100,8 @@ class Measured:
         end_ns: the latest end of each, of ranks with a known clock, int64, (num_steps,).
         operations: the figures of the operations.
         thresholds: the numbers that decide.
-        uncorrected: the same by the samples of the clocks alone, where operations of devices have corrected them.
+        samples: the clocks by their samples alone, where operations of devices have corrected them, else None.
+        seen: the operations of the steps to take apart, and these steps, where they are known already.
     """
 
     timed: TimedTraces
@@ -86,7 +113,8 @@ class Measured:
     end_ns: Ints
     operations: OperationFigures
     thresholds: ThresholdValues = field(default_factory=ThresholdValues)
-    uncorrected: Measured | None = None
+    samples: ClockSamples | None = None
+    seen: tuple[Evidence, StepPanel] | None = None
 
     @property
     def parts(self) -> Floats:
@@ -137,12 +165,7 @@ class Measured:
     @cached_property
     def halfwidth_ns(self) -> Floats:
         """Error of the times of each rank's operations in these steps, by median, float64, (num_ranks,)."""
-        return np.array(
-            [
-                float(np.median(clock.to_reference(end_ns).halfwidth_ns)) + DEVICE_ERROR_NS * has_device(trace)
-                for trace, clock, end_ns in zip(self.timed.traces, self.timed.clocks, self.chosen.end_ns, strict=True)
-            ]
-        )
+        return halfwidths_ns(self.timed, self.chosen)
 
     @cached_property
     def alternation(self) -> Alternation | None:
@@ -192,14 +215,7 @@ class Measured:
         """Some of the steps, or all, taken apart; None without operations."""
         # What is wrong with the rows of these files is known from the first reading.
         streams = [replace(stream, damaged={}, faults={}) for stream in self.operations.streams]
-        return take_close_up(streams, self.timed, self.common, self.role, self.thresholds)
-
-    @property
-    def are_clocks_contradicted(self) -> bool:
-        """Whether operations of devices show that a clock is wrong by more than its samples allow."""
-        if not any(is_on_device(trace) for trace in self.timed.traces) or self.close_up is None:
-            return False
-        return bool((np.abs(self.close_up.ahead_ns) > 2 * self.halfwidth_ns).any())
+        return take_close_up(streams, self.timed, self.common, self.role, self.thresholds, seen=self.seen)
 
     @cached_property
     def rebuilt(self) -> Rebuilt | None:
@@ -222,9 +238,17 @@ class Measured:
 
     @cached_property
     def clocks(self) -> Clocks:
-        """How well times of different ranks compare."""
+        """How well times of different ranks compare, by clocks that may have been corrected."""
         limits = self.thresholds.of(ClockThresholds)
         return clock_figures(self.timed, self.chosen, self.operations.causality, limits)
+
+    @cached_property
+    def sampled_clocks(self) -> Clocks:
+        """The same by the samples of the clocks alone."""
+        if self.samples is None or self.operations.of_samples is None:
+            return self.clocks
+        limits = self.thresholds.of(ClockThresholds)
+        return clock_figures(self.samples.timed, self.chosen, self.operations.of_samples, limits)
 
     @cached_property
     def stops(self) -> JudgedStops:
@@ -266,7 +290,7 @@ def measure(
 ) -> Measured:
     """Measure everything that the figures share, on devices where their times are known.
 
-    Where operations of devices contradict a clock, they correct it, and all is measured again.
+    Where operations of devices contradict a clock, they correct it before.
 
     Args:
         traces: the readable traces, ascending by rank.
@@ -284,32 +308,24 @@ def measure(
     if not used.any():
         raise CannotTell(_why_no_steps(traces, panel))
 
-    def measured(timed: TimedTraces) -> Measured:
-        return _measured(timed, panel, used, progress=progress, team=team, thresholds=thresholds)
-
-    found = measured(timed_traces(traces))
-    if found.close_up is None or not found.are_clocks_contradicted:
-        return found
-    ahead_ns = found.close_up.ahead_ns.tolist()
-    clocks = [clock.ahead_by(ns) for clock, ns in zip(found.timed.clocks, ahead_ns, strict=True)]
-    return replace(measured(replace(found.timed, clocks=clocks)), uncorrected=found)
-
-
-def _measured(
-    timed: TimedTraces,
-    panel: StepPanel,
-    used: Bools,
-    *,
-    progress: Callable[[int, int], None] | None,
-    team: Team | None,
-    thresholds: ThresholdValues,
-) -> Measured:
-    """Measure the used steps of a panel, by the clocks of the traces."""
-    chosen = panel.select(used)
+    timed, chosen = timed_traces(traces), panel.select(used)
+    samples, seen = _contradicted(timed, chosen)
+    if samples is not None:
+        clocks = [clock.ahead_by(ns) for clock, ns in zip(timed.clocks, samples.ahead_ns.tolist(), strict=True)]
+        timed = replace(timed, clocks=clocks)
     whole = timed.on_common_clock(panel)
     common = whole.select(used)
     # A rank whose clock is unknown cannot say when a step ended for the others.
     times_ns = step_times(panel.step, whole.begin_ns[timed.known], whole.end_ns[timed.known])
+    operations = measure_operations(
+        timed,
+        chosen,
+        common,
+        progress=progress,
+        team=team,
+        limits=thresholds.of(BlockingThresholds),
+        samples=None if samples is None else samples.timed.clocks,
+    )
     return Measured(
         timed=timed,
         panel=panel,
@@ -318,10 +334,38 @@ def _measured(
         common=common,
         times_ns=times_ns[used],
         end_ns=common.end_ns[timed.known].max(axis=0),
-        operations=measure_operations(
-            timed, chosen, common, progress=progress, team=team, limits=thresholds.of(BlockingThresholds)
-        ),
+        operations=operations,
         thresholds=thresholds,
+        samples=samples,
+        seen=seen,
+    )
+
+
+def _contradicted(
+    timed: TimedTraces, chosen: StepPanel
+) -> tuple[ClockSamples | None, tuple[Evidence, StepPanel] | None]:
+    """Return the clocks where operations of devices show that one is wrong by more than its samples allow, else None.
+
+    And, if none is wrong, the operations of the steps to take apart.
+    """
+    if not any(is_on_device(trace) for trace in timed.traces):
+        return None, None
+    # What is wrong with the rows of these files is said by the reading of all.
+    streams = [sound_stream(trace) for trace in timed.traces]
+    evidence, steps = close_up_evidence(streams, timed, timed.on_common_clock(chosen))
+    if not len(evidence.operations):
+        return None, None
+    found = ClockSamples(timed=timed, ahead_ns=ahead_of_samples_ns(evidence), halfwidth_ns=halfwidths_ns(timed, chosen))
+    return (found, None) if found.is_wrong.any() else (None, (evidence, steps))
+
+
+def halfwidths_ns(timed: TimedTraces, chosen: StepPanel) -> Floats:
+    """Return the error of the times of each rank's operations in some steps, by median, float64, (num_ranks,)."""
+    return np.array(
+        [
+            float(np.median(clock.to_reference(end_ns).halfwidth_ns)) + DEVICE_ERROR_NS * has_device(trace)
+            for trace, clock, end_ns in zip(timed.traces, timed.clocks, chosen.end_ns, strict=True)
+        ]
     )
 
 

@@ -14,7 +14,15 @@ import numpy as np
 
 from hpcpace.core.pool import Team, map_threads, num_threads, shared_zeros, watch_processes
 from hpcpace.diagnosis.clocks import Causality, causality_of, join_causality
-from hpcpace.diagnosis.evidence import MARGIN_STEPS, Evidence, StepShare, TimedTraces, divide_steps, iter_share
+from hpcpace.diagnosis.evidence import (
+    MARGIN_STEPS,
+    Evidence,
+    StepShare,
+    TimedTraces,
+    by_clocks,
+    divide_steps,
+    iter_share,
+)
 from hpcpace.diagnosis.incomplete import (
     BlockFaults,
     Completed,
@@ -25,6 +33,7 @@ from hpcpace.diagnosis.incomplete import (
 )
 from hpcpace.diagnosis.within_steps import PathSums, StepPanels, WithinSteps, divide_operations, join_paths
 from hpcpace.metrics import Bools, Floats, Ints
+from hpcpace.metrics.common_clock import CommonClock
 from hpcpace.metrics.communication import (
     Kind,
     KindTotals,
@@ -212,6 +221,7 @@ class OperationFigures:
         origins: where waiting began.
         path: what the steps hang on.
         causality: what they say against the clocks, of all steps.
+        of_samples: what they say against the samples of the clocks alone, where these have been corrected, else None.
         completed: what they reveal about what is missing, of all steps.
         streams: the operations that were read, with what is wrong with them.
     """
@@ -224,6 +234,7 @@ class OperationFigures:
     origins: Origins
     path: PathSums
     causality: Causality
+    of_samples: Causality | None
     completed: Completed
     streams: Sequence[SoundStream]
 
@@ -237,6 +248,7 @@ def measure_operations(
     progress: Callable[[int, int], None] | None = None,
     team: Team | None = None,
     limits: BlockingThresholds | None = None,
+    samples: Sequence[CommonClock] | None = None,
 ) -> OperationFigures:
     """Measure the operations of a run range by range.
 
@@ -248,8 +260,10 @@ def measure_operations(
         progress: called with the number of ranges measured and their number, in this process.
         team: the processes that share the ranges. All but the first get figures without panels and transfers.
         limits: when callers waited for operations; the defaults if None.
+        samples: the clock of each rank by its samples alone, if those of `timed` have been corrected.
     """
-    return _Shares(timed, chosen, common, max_rows, progress, limits or BlockingThresholds()).measured(team)
+    limits = limits or BlockingThresholds()
+    return _Shares(timed, chosen, common, max_rows, progress, limits, samples).measured(team)
 
 
 _Faults = list[tuple[dict[int, str], dict[int, BlockFaults]]]
@@ -267,8 +281,9 @@ class _Shares:
         max_rows: int,
         progress: Callable[[int, int], None] | None,
         limits: BlockingThresholds,
+        samples: Sequence[CommonClock] | None,
     ) -> None:
-        self._limits = limits
+        self._limits, self._samples = limits, samples
         self._timed, self._chosen, self._common = timed, chosen, common
         self._max_rows, self._progress = max_rows, progress
         self._streams = [sound_stream(trace) for trace in timed.traces]
@@ -340,7 +355,7 @@ class _Shares:
             self._progress(num_done, sum(len(share.stops) for share in shares))
 
     def _measure(self, share: StepShare, panels: StepPanels, tell: Callable[[], None]) -> _ShareFigures:
-        sums = _ShareSums(self._timed, self._chosen, self._common, panels, self._limits)
+        sums = _ShareSums(self._timed, self._chosen, self._common, panels, self._limits, self._samples)
         for stop, evidence in iter_share(self._streams, self._timed, share):
             if stop is not None and stop == share.first:
                 sums.begin(stop, evidence)
@@ -371,6 +386,9 @@ class _Shares:
             origins=join_origins([part for share in shares for part in share.origins]),
             path=join_paths([part for share in shares for part in share.path]),
             causality=join_causality([part for share in shares for part in share.causality]),
+            of_samples=join_causality([part for share in shares for part in share.of_samples])
+            if self._samples is not None
+            else None,
             completed=Completed(
                 records=join_records([part.records for part in completed]),
                 end_ns=max(part.end_ns for part in completed),
@@ -399,6 +417,7 @@ class _ShareFigures:
     origins: list[Origins] = field(default_factory=list)
     path: list[PathSums] = field(default_factory=list)
     causality: list[Causality] = field(default_factory=list)
+    of_samples: list[Causality] = field(default_factory=list)
     completed: list[Completed] = field(default_factory=list)
     faults: _Faults = field(default_factory=list)
 
@@ -413,8 +432,9 @@ class _ShareSums:
         common: StepPanel,
         panels: StepPanels,
         limits: BlockingThresholds,
+        samples: Sequence[CommonClock] | None,
     ) -> None:
-        self._chosen, self._panels = chosen, panels
+        self._chosen, self._panels, self._samples = chosen, panels, samples
         self._within = WithinSteps(timed, common, limits)
         self._num_done = 0
         self._tails: list[Table | None] = [None] * len(timed.traces)
@@ -437,6 +457,9 @@ class _ShareSums:
         found.totals.append(rank_totals(done, evidence.waits, mask, evidence.ranks))
         add_kinds(found.kinds, totals_by_kind(done, evidence.matching, evidence.waits, mask))
         found.causality = [join_causality([*found.causality, causality_of(evidence)])]
+        if self._samples is not None:
+            of_samples = causality_of(by_clocks(evidence, self._samples))
+            found.of_samples = [join_causality([*found.of_samples, of_samples])]
         found.completed.append(replace(completed_of(evidence), opened=never_completed(evidence)))
         columns = slice(self._num_done, max(num_complete(self._chosen, stop), self._num_done))
         self._within.add(stop, evidence, columns)

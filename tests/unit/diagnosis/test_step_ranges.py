@@ -10,7 +10,7 @@ import pytest
 from cases import each_case
 
 from hpcpace.core.errors import TraceError
-from hpcpace.diagnosis.evidence import divide_steps, evidence_of, iter_share, timed_traces
+from hpcpace.diagnosis.evidence import by_clocks, divide_steps, evidence_of, iter_share, timed_traces
 from hpcpace.metrics.common_clock import CommonClock, rank_clocks, reference_times
 from hpcpace.trace.reader import read_trace, stream_trace
 from hpcpace.trace.schema import CHUNK_ROWS, NO_STEP, Op, TraceHeader, row_dtypes
@@ -178,3 +178,15 @@ def test_blocks_are_not_decoded_where_one_is_damaged(paths):
     damage(paths[0], "seq")
     stream = stream_trace(paths[0])
     assert stream.decoded() is stream
+
+
+def test_evidence_by_other_clocks_is_that_of_these_clocks(paths):
+    traces = [read_trace(path) for path in paths]
+    clocks, unknown = rank_clocks(traces)
+    local_ns, offset_ns, halfwidth_ns = (np.array([value]) for value in (0, 700 * 256, 50))
+    moved = CommonClock(local_ns=local_ns, offset_ns=offset_ns, halfwidth_ns=halfwidth_ns)
+    other = [clocks[0], moved, clocks[2]]
+    expected, found = evidence_of(traces, other, unknown), by_clocks(evidence_of(traces, clocks, unknown), other)
+    assert rows_of(found) == rows_of(expected)
+    assert found.waits.negative_ns.tolist() == expected.waits.negative_ns.tolist()
+    assert rows_of(found) != rows_of(evidence_of(traces, clocks, unknown))
