@@ -41,7 +41,6 @@ from hpcpace.metrics.stragglers import MIN_STEPS, SearchObstacle
 
 _MAX_REMARKS = 2  # display: audit findings in the verdict
 _HEALTHY_CONFIDENCE = 0.95  # statistics: of a healthy verdict, as the score measures it
-_SMALL_CONFIDENCE = 0.8  # statistics: of one beside a loss that a fault below the thresholds may cause
 
 
 def verdict_of(diagnosis: Diagnosis, *, hosts: Mapping[int, str], remarks: Sequence[str] = ()) -> Verdict:
@@ -177,7 +176,7 @@ def _healthy(diagnosis: Diagnosis, hosts: Mapping[int, str], remarks: Sequence[s
     nothing = "healthy: no straggler, contention, imbalance or amplified jitter above the thresholds"
     return Verdict(
         mode=str(Mode.HEALTHY),
-        confidence=_SMALL_CONFIDENCE if small else _HEALTHY_CONFIDENCE,
+        confidence=_HEALTHY_CONFIDENCE,
         headline="; small, but not nothing: ".join([nothing, *([listed(small)] if small else [])]),
         why=(why,),
         next=(_next_of_healthy(diagnosis, hosts),),
@@ -374,8 +373,8 @@ class HealthyThresholds(Thresholds, topic="healthy"):
     """What a healthy verdict says of losses below the thresholds."""
 
     small_share: float = number(0.05, "share")
-    """Share of the step that a part without own work must take for a healthy verdict to name it, and to be less sure:
-    a fault that costs as much may be behind it."""
+    """Share of the step that a part without own work must take for a healthy verdict to name it: a fault that costs as
+    much may be behind it."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -157,8 +157,9 @@ def test_metrics_over_http_are_on_this_host_alone(run: LiveRun) -> None:
         with urllib.request.urlopen(wanted) as reply:
             assert reply.headers["Content-Type"] == OPENMETRICS_TYPE
             assert "hpcpace_steps_total" in samples(reply.read().decode(), is_openmetrics=True)
-        with pytest.raises(urllib.error.HTTPError, match="404"):
+        with pytest.raises(urllib.error.HTTPError, match="404") as refused:
             urllib.request.urlopen(f"http://127.0.0.1:{exporter.port}/")
+        refused.value.close()
 
 
 @each_case("address", ["", "9464", ":99999", "a b:1", "host:", ":x", "256.1.1.1:1"])
