@@ -29,6 +29,7 @@ from hpcpace.core.environment import (
     rank_info_of_group,
 )
 from hpcpace.core.errors import ConfigError, WorldError
+from hpcpace.core.files import write_file
 from hpcpace.core.settings import OPT_OUT, is_opted_out
 from hpcpace.observe.guest import Warner, leave_out_own_frames, replace
 from hpcpace.observe.launch.last_line import send, tell_now
@@ -58,7 +59,7 @@ def leave_error_to_torchrun(path: str) -> None:
         return
     shown = {"py_callstack": "".join(traceback.format_exception(error)), "timestamp": str(int(time.time()))}
     with suppress(OSError):
-        Path(path).write_text(json.dumps({"message": {"message": repr(error), "extraInfo": shown}}))
+        write_file(Path(path), json.dumps({"message": {"message": repr(error), "extraInfo": shown}}))
 
 
 class ProcessEnd:
