@@ -245,7 +245,7 @@ def _certain(diagnosis: Diagnosis) -> list[str]:
 
 _MORE_STEPS = "record at least 20 steps, such as schedule(active=20) of torch.profiler, and report them"
 _MAX_LIST_CHARS = 30  # display: a longer list of ranks is cut
-_MIN_COST = 0.0005  # display: less is said as 0.0 %
+_MIN_COST = 0.001  # display: nobody is named for less than a thousandth of the step
 
 
 class Needs(Enum):
