@@ -214,7 +214,7 @@ class Measured:
     def close_up(self) -> CloseUp | None:
         """Some of the steps, or all, taken apart; None without operations."""
         # What is wrong with the rows of these files is known from the first reading.
-        streams = [replace(stream, damaged={}, faults={}) for stream in self.operations.streams]
+        streams = [sound_stream(stream.original) for stream in self.operations.streams]
         return take_close_up(streams, self.timed, self.common, self.role, self.thresholds, seen=self.seen)
 
     @cached_property

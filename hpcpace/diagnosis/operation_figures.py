@@ -324,8 +324,6 @@ class _Shares:
     def _by_this_machine(self) -> OperationFigures:
         num_rows = sum(stream.num_collectives for stream in self._streams)
         num_workers = num_threads() if num_rows > _MIN_SHARED else 1
-        if num_rows <= self._max_rows:  # all processes take the same rows, and so does the close-up
-            self._streams = list(map_threads(SoundStream.decoded, self._streams))
         shares = self._divided(num_workers, self._max_rows // num_workers)
         panels, num_done = self._panels(shared_zeros), shared_zeros(len(shares))
 

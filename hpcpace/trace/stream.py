@@ -13,10 +13,10 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -82,24 +82,8 @@ class TraceStream:
     """
 
     trace: RankTrace
-    chunks: FileRows | PackedRows | DecodedRows | None
+    chunks: FileRows | PackedRows | None
     most_bytes: float = math.inf
-
-    def decoded(self) -> Self:
-        """Return the stream with its blocks in memory, for who reads them again; itself where they cannot be read.
-
-        What is damaged, or takes more memory than allowed, is said when it is read.
-        """
-        chunks, names = self.chunks, list(self.trace.tables["collectives"])
-        if chunks is None or isinstance(chunks, DecodedRows):
-            return self
-        if chunks.size_bytes(0, chunks.num_blocks, names) > self.most_bytes:
-            return self
-        try:
-            rows = chunks.blocks(0, chunks.num_blocks, names)
-        except (DamagedColumn, OSError):
-            return self
-        return replace(self, chunks=DecodedRows(stored=chunks, rows=rows))
 
     @property
     def num_collectives(self) -> int:
@@ -262,10 +246,6 @@ class FileRows:
         num_rows = min(self.num_rows, stop * self.chunk_rows) - first * self.chunk_rows
         return max(num_rows, 0) * sum(self.chunks.columns[name].dtype.itemsize for name in names)
 
-    def first_row(self, block: int) -> int:
-        """Return the first row of a block, or the number of all rows."""
-        return min(block * self.chunk_rows, self.num_rows)
-
     def blocks_of_rows(self, first: int, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the block of each of some rows, counted from the first row of the block `first`."""
         return np.minimum(first + rows // self.chunk_rows, self.num_blocks)
@@ -348,10 +328,6 @@ class PackedRows:
         columns = self.pack.chunks.columns
         return int(self._before[stop] - self._before[first]) * sum(columns[name].dtype.itemsize for name in names)
 
-    def first_row(self, block: int) -> int:
-        """Return the first row of a block, or the number of all rows."""
-        return int(self._before[block])
-
     def blocks_of_rows(self, first: int, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the block of each of some rows, counted from the first row of the block `first`."""
         blocks: NDArray[np.int64] = np.searchsorted(self._before, self._before[first] + rows, "right") - 1
@@ -401,54 +377,6 @@ class PackedRows:
                 pieces.append((number, begin - number * chunk_rows, limit - number * chunk_rows))
                 begin = limit
         return pieces
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class DecodedRows:
-    """The collectives of one rank in memory, in the blocks in which they are stored.
-
-    Attributes:
-        stored: where they were read from.
-        rows: all of them.
-    """
-
-    stored: FileRows | PackedRows
-    rows: Table
-
-    @property
-    def unit(self) -> str:
-        """What a block is."""
-        return self.stored.unit
-
-    @property
-    def num_rows(self) -> int:
-        """Rows of the rank."""
-        return self.stored.num_rows
-
-    @property
-    def num_blocks(self) -> int:
-        """Blocks in which they are stored."""
-        return self.stored.num_blocks
-
-    @cached_property
-    def last_steps(self) -> NDArray[np.int64]:
-        """The step of the last row up to each block, -1 before the first row, int64, (num_blocks,)."""
-        ends = np.array([self.stored.first_row(number + 1) for number in range(self.num_blocks)], np.int64)
-        return np.append(np.asarray(self.rows["step"], np.int64), NO_STEP)[ends - 1]
-
-    def size_bytes(self, first: int, stop: int, names: Sequence[str]) -> int:
-        """Return the memory that the rows of the blocks `first <= number < stop` take."""
-        return self.stored.size_bytes(first, stop, names)
-
-    def blocks_of_rows(self, first: int, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the block of each of some rows, counted from the first row of the block `first`."""
-        return self.stored.blocks_of_rows(first, rows)
-
-    def blocks(self, first: int, stop: int, names: Sequence[str], lead: Table | None = None) -> Table:
-        """Return the rows of the blocks `first <= number < stop`, behind some other rows."""
-        rows = slice(self.stored.first_row(first), self.stored.first_row(stop))
-        found = Table({name: self.rows[name][rows] for name in names})
-        return found if lead is None or not len(lead) else join_tables([lead, found])
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -164,22 +164,6 @@ def test_times_without_half_widths_are_the_same_times(seed):
     assert reference_times(clock, times).tolist() == clock.to_reference(times).time_ns.tolist()
 
 
-def test_decoded_blocks_are_those_on_disk(paths):
-    for path in paths:
-        stream = stream_trace(path)
-        decoded, lead = stream.decoded(), stream.blocks(0, 1, ["step", "seq"]).select(slice(3))
-        assert decoded.last_steps.tolist() == stream.last_steps.tolist()
-        for first, stop in [(0, 1), (1, stream.num_blocks), (0, stream.num_blocks)]:
-            one, other = (of.blocks(first, stop, ["step", "seq"], lead) for of in (decoded, stream))
-            assert {name: one[name].tolist() for name in one} == {name: other[name].tolist() for name in other}
-
-
-def test_blocks_are_not_decoded_where_one_is_damaged(paths):
-    damage(paths[0], "seq")
-    stream = stream_trace(paths[0])
-    assert stream.decoded() is stream
-
-
 def test_evidence_by_other_clocks_is_that_of_these_clocks(paths):
     traces = [read_trace(path) for path in paths]
     clocks, unknown = rank_clocks(traces)
