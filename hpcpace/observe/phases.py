@@ -115,7 +115,7 @@ class PhaseObserver:
         self._optimizers: list[tuple[int, int]] = []  # a stack: ZeroRedundancyOptimizer steps one inside its own step
         self._stepped_inside: dict[OptimizerKey, str] = {}
         self._eval_loop: tuple[int, int] | None = None
-        self._has_loss = False
+        self._shows_eval = False
         self._loaders: deque[weakref.ref[Any]] = deque(maxlen=_MAX_LOADERS)  # iterators read since the last training
         self._evaluates_since_ns = self._num_evaluated = 0
         self._under_way: tuple[Phase, int] | None = None
@@ -230,7 +230,7 @@ class PhaseObserver:
     def _kind_without_gradients(self, module: Any) -> int:
         is_open = self._eval_loop is not None
         if next(module.parameters(), None) is None:  # without parameters, its mode means nothing
-            self._has_loss |= is_open and type(module).__module__ == _LOSSES
+            self._shows_eval |= is_open and type(module).__module__ == _LOSSES
             return _MAYBE_EVAL if is_open else _SAMPLING
         return _SAMPLING if module.training else _MAYBE_EVAL
 
@@ -245,7 +245,7 @@ class PhaseObserver:
             self._add(Phase.OTHER, begin_ns)
             return
         self._without_gradients = True
-        self._has_loss = self._has_loss or has_scalar(result)
+        self._shows_eval = self._shows_eval or has_scalar(result)
         # An evaluation goes on between its calls: with loading, losses and averages.
         self._eval_loop = (begin_ns if self._eval_loop is None else self._eval_loop[0], self._now())
 
@@ -257,7 +257,7 @@ class PhaseObserver:
             if is_eval:
                 self._flags |= StepFlag.EVAL
             self._add(Phase.EVAL if is_eval else Phase.OTHER, begin_ns, end_ns)
-        self._has_loss = False
+        self._shows_eval = False
         self._loaders.clear()
 
     def _shows_evaluation(self) -> bool:
@@ -265,7 +265,7 @@ class PhaseObserver:
 
         The loader of prompts, or of a student whose teacher this was, goes on after it.
         """
-        return self._has_loss or any(loader() is None for loader in self._loaders)
+        return self._shows_eval or any(loader() is None for loader in self._loaders)
 
     @property
     def _is_habit(self) -> bool:
@@ -350,7 +350,7 @@ class PhaseObserver:
                 batch = fetch(loader)
             except BaseException as error:
                 # Its iterator may be kept for the next time.
-                self._has_loss |= isinstance(error, StopIteration) and self._eval_loop is not None
+                self._shows_eval |= isinstance(error, StopIteration) and self._eval_loop is not None
                 leave_out_own_frames(error)
                 raise
             finally:

@@ -165,7 +165,7 @@ class BackwardPasses:
         if is_in_backward():
             return True
         self._num_of_others += 1
-        # A frame is there of each thread that lives. The last steps of another one are not worth to follow it.
+        # Each thread that lives has a frame. For its last few steps another one is not followed.
         is_beside = thread in self.others or self.calls.thread in sys._current_frames()
         if self._has_trained and is_beside and self._num_of_others < _MANY_OF_ANOTHER:
             self.others.add(thread)

@@ -46,20 +46,25 @@ _SEE_WARNING = "see the warning above"
 _SWITCHED_OFF = "trace.enabled is off; `hpcpace config trace` says by whom"
 _PLACE_TIMEOUT_S = 5.0
 _ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
+_MAX_TRACEBACK = 1 << 16  # memory: characters of a traceback that torchrun gets; it may hold any text of the script
 _REPLICA = "REPLICA_GROUP_ID"  # of torchft, whose replica groups are started one by one
 
 
 def leave_error_to_torchrun(path: str) -> None:
     """Write the error that ends the script to where torchrun's summary takes it from, as torch's `record` does.
 
-    That summary is headed by hpcpace, which torchrun started; so it has at least the traceback of the script.
+    That summary is headed by hpcpace, which torchrun started; so it has the script's traceback, without secrets.
     """
     error = getattr(sys, "last_value", None)
     if not isinstance(error, Exception) or os.path.exists(path):
         return
-    shown = {"py_callstack": "".join(traceback.format_exception(error)), "timestamp": str(int(time.time()))}
+    only, whole = (
+        process_redaction().text("".join(of(error))[-_MAX_TRACEBACK:])
+        for of in (traceback.format_exception_only, traceback.format_exception)
+    )
+    shown = {"py_callstack": whole, "timestamp": str(int(time.time()))}
     with suppress(OSError):
-        write_file(Path(path), json.dumps({"message": {"message": repr(error), "extraInfo": shown}}))
+        write_file(Path(path), json.dumps({"message": {"message": only.strip(), "extraInfo": shown}}))
 
 
 class ProcessEnd:
