@@ -19,7 +19,7 @@ import numpy as np
 
 from hpcpace.core.errors import CannotTell, UsageError
 from hpcpace.core.hostlist import read_placement, short_list
-from hpcpace.core.text import printable, shell_word, shown
+from hpcpace.core.text import printable, shell_word
 from hpcpace.diagnosis.judged import JudgedAttempt
 from hpcpace.frames.run import Run
 from hpcpace.metrics import Ints
@@ -104,11 +104,13 @@ def _wanted_host(file: Path, host: Ints, names: Sequence[str]) -> Ints:
     Raises:
         UsageError: see `place_run`.
     """
-    named = f"--placement {shown(file)}"
+    named = f"--placement {printable(str(file))}"
     try:
         hosts = read_placement(file)
-    except (OSError, ValueError) as error:
-        raise UsageError(f"{named} cannot be read: {printable(str(error))}") from None
+    except OSError as error:
+        raise UsageError(f"{named} cannot be read: {error.strerror}") from None
+    except ValueError:
+        raise UsageError(f"{named} cannot be read: it is no text") from None
     if len(hosts) != len(host):
         raise UsageError(f"{named} has hosts for {len(hosts)} ranks, and the run has {len(host)}")
     if strangers := set(hosts) ^ set(names):

@@ -100,7 +100,7 @@ def test_refuses_placements_of_other_jobs(hpcpace, bad: Path, tmp_path: Path, te
     if text is not None:
         (tmp_path / "mine").write_bytes(text if isinstance(text, bytes) else text.encode())
     code, out, err = hpcpace("place", bad, "--placement", tmp_path / "mine")
-    assert (code, out) == (2, "") and "--placement" in err and reason in err
+    assert (code, out) == (2, "") and f"--placement {tmp_path / 'mine'} " in err and reason in err
 
 
 def test_writes_a_trial(hpcpace, bad: Path, tmp_path: Path) -> None:
