@@ -57,6 +57,11 @@ def test_counters_of_less_than_half_of_the_time_do_not_tell(stop_s: int) -> None
     assert traffic_of(steps(), RANKS, network(0, stop_s)) is None
 
 
+def test_the_loopback_alone_does_not_tell() -> None:
+    counted = network(0, 4)
+    assert traffic_of(steps(), RANKS, counted[counted.interface == "lo"]) is None
+
+
 def test_a_straight_line_explains_all() -> None:
     line = straight_line([12, 24, 36, 48], [174, 226, 278, 330])
     assert line is not None
