@@ -110,10 +110,19 @@ def page(name: str, **values: Any) -> str:
     return re.sub(r"\n{3,}", "\n\n", text.strip()) + "\n"
 
 
-def write_page(name: str, path: Path | None = None, **values: Any) -> None:
-    """Write a page, by default under docs/results/."""
+def write_page(name: str, path: Path | None = None, *, others: Iterable[str] = (), **values: Any) -> None:
+    """Write a page, by default under docs/results/.
+
+    Args:
+        others: headings of sections that are written by other commands, and kept.
+    """
     path = path or RESULTS / f"{name}.md"
-    path.write_text(page(name, **values))
+    text, before = page(name, **values), path.read_text() if path.exists() else ""
+    for heading in others:
+        _, found, rest = before.partition(f"\n## {heading}\n")
+        if found:
+            text = with_section(text, f"## {heading}\n" + rest.partition("\n## ")[0])
+    path.write_text(text)
     print(f"written: {path}")
 
 

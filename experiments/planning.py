@@ -47,7 +47,8 @@ def main() -> None:
         "speed": speed_section(args.calculon),
     }
     if args.write:
-        write_page("plan", command=command("experiments.planning").replace(f" {args.calculon}", " FOLDER"), **sections)
+        words = command("experiments.planning").replace(f" {args.calculon}", " FOLDER")
+        write_page("plan", others=["In the lab"], command=words, **sections)
     else:
         print("\n\n".join(sections.values()))
 
@@ -118,6 +119,7 @@ def guess() -> Machine:
         layer_s=1e-3,
         node_rate=150e9,
         network_rate=80e9,
+        is_of_rings=True,
     )
 
 
@@ -330,7 +332,7 @@ def nano_layout(place: str, parallelism: str, microbatches: int) -> Layouts:
     return Layouts.of(**{"dp" if parallelism == "data" else "tp": num}, micro_batch=_BATCH, num_micro=1)
 
 
-def nano_job(place: str, machine: Machine, *, is_hierarchical: bool = False) -> Job:
+def nano_job(place: str, machine: Machine, *, is_hierarchical: bool | None = None) -> Job:
     model = preset("gpt2-small")
     assert model is not None
     machine = replace(machine, gpus_per_node=int(place[-1]))
@@ -341,7 +343,8 @@ def nano_job(place: str, machine: Machine, *, is_hierarchical: bool = False) -> 
 @cache
 def fit_nano() -> NanoFit:
     """Fit one server: 1x1 and 1x2 alone, with 1, 2, 4 or 8 microbatches, which the study does not name."""
-    prior = replace(read_machine("a40").machine, network_rate=_LINK_BPS / 8, network_latency_s=50e-6)
+    a40 = read_machine("a40").machine
+    prior = replace(a40, network_rate=_LINK_BPS / 8, network_latency_s=50e-6, is_of_rings=False)
     tried = []
     for microbatches in (1, 2, 4, 8):
         measured = [
@@ -359,37 +362,59 @@ def fit_nano() -> NanoFit:
     return NanoFit(machine, microbatches)
 
 
-def nano_predictions(found: NanoFit) -> list[tuple[str, str, float, float, float]]:
-    """Return place, parallelism and tokens per second: published, predicted, and with sums on each server first."""
+@dataclass(frozen=True)
+class NanoRow:
+    """A published set-up.
+
+    Attributes:
+        place: servers and GPUs of each.
+        parallelism: of it.
+        published, predicted: tokens per second.
+        ring, first: predicted with rings over all ranks, and with sums on each server first.
+    """
+
+    place: str
+    parallelism: str
+    published: float
+    predicted: float
+    ring: float
+    first: float
+
+
+def nano_predictions(found: NanoFit) -> list[NanoRow]:
     rows = []
     for (place, parallelism), published in nano_rows().items():
         layout = nano_layout(place, parallelism, found.microbatches)
-        speeds = [
-            float(layout.sequences[0]) * 1024
-            / float(steps_of(nano_job(place, found.machine, is_hierarchical=first), layout).step_s[0])
-            for first in (False, True)
-        ]  # fmt: skip
-        rows.append((place, parallelism, published, *speeds))
+        jobs = [nano_job(place, found.machine, is_hierarchical=first) for first in (None, False, True)]
+        speeds = [1024.0 * float(layout.sequences[0] / steps_of(job, layout).step_s[0]) for job in jobs]
+        rows.append(NanoRow(place, parallelism, published, *speeds))
     return rows
 
 
 def nano_section() -> str:
     found = fit_nano()
+    predictions = nano_predictions(found)
     rows = [
-        (place, parallelism, "fitted" if place in ("1x1", "1x2") else "predicted",
-         *(f"{speed / 1e3:.2f}k" for speed in (published, ring)), f"{100 * (ring / published - 1):+.0f} %",
-         f"{first / 1e3:.2f}k" if place == "2x2" and parallelism != "pipeline" else "")
-        for place, parallelism, published, ring, first in nano_predictions(found)
+        (row.place, row.parallelism, "fitted" if row.place in ("1x1", "1x2") else "predicted",
+         *(f"{speed / 1e3:.2f}k" for speed in (row.published, row.predicted)),
+         f"{100 * (row.predicted / row.published - 1):+.0f} %",
+         *(f"{speed / 1e3:.2f}k" if row.ring != row.first else "" for speed in (row.ring, row.first)))
+        for row in predictions
     ]  # fmt: skip
     orders = []
     for place in ("2x1", "2x2"):
-        here = [row for row in nano_predictions(found) if row[0] == place]
-        by_published, by_ring = (" > ".join(row[1] for row in sorted(here, key=lambda row: -row[at])) for at in (2, 3))
-        same = "as published" if by_published == by_ring else f"published: {by_published}"
-        orders.append(f"- {place}: {by_ring} ({same})")
-    head = ("servers x GPUs", "parallelism", "", "published tokens/s", "ring", "off", "sums on each server first")
+        published, predicted = (in_order(predictions, place, name) for name in ("published", "predicted"))
+        same = "as published" if published == predicted else f"published: {published}"
+        orders.append(f"- {place}: {predicted} ({same})")
+    head = ("servers x GPUs", "parallelism", "", "published tokens/s", "predicted", "off", "ring", "each server first")
     chosen = f"Microbatches of the pipeline that explain one server best: {found.microbatches}."
     return "\n\n".join([table(head, rows), chosen, "\n".join(orders)])
+
+
+def in_order(rows: Sequence[NanoRow], place: str, name: str) -> str:
+    """Return the ways of parallelism at a place in words, fastest first by one of the speeds."""
+    here = [row for row in rows if row.place == place]
+    return " > ".join(row.parallelism for row in sorted(here, key=lambda row: -getattr(row, name)))
 
 
 _IMAGES_2X2, _GAIN_2X2, _SCALING_1X2 = 13e3, 1.16, 0.9

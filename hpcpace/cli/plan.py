@@ -319,7 +319,7 @@ def _changed(
     machine = known.machine
     if network is not None:
         try:
-            machine = replace(machine, network_rate=parse_rate(network) / 8)
+            machine = replace(machine, network_rate=parse_rate(network) / 8, is_of_rings=False)
         except ValueError as error:
             raise UsageError(f"--network: {error}") from None
     if gpu_memory is not None:

@@ -301,12 +301,12 @@ def _num_ranks(layout: Mapping[str, int]) -> int:
 def _choices(question: Question, layouts: Layouts, nodes: int) -> list[Choice]:
     engine = steps_of(question.job, layouts)
     # Libraries choose between a ring over all ranks and adding up on each node first: the interval holds both.
-    other = steps_of(replace(question.job, is_hierarchical=not question.job.is_hierarchical), layouts)
+    both_s = [steps_of(replace(question.job, is_hierarchical=first), layouts).step_s for first in (False, True)]
     found = []
     for index in range(len(layouts)):
         margin = _margin(question, layouts.row(index), nodes)
         step_s = float(engine.step_s[index]) * question.correction
-        both = step_s, float(other.step_s[index]) * question.correction
+        both = [float(one[index]) * question.correction for one in both_s]
         found.append(
             Choice(
                 layout=layouts.row(index),

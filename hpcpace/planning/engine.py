@@ -27,7 +27,9 @@ class Job:
     Attributes:
         is_dp_inner: whether replicas have neighbouring ranks (Megatron) rather than stages (hpcpace, DeviceMesh).
         overlaps: whether replicas exchange gradients while the backward pass runs.
-        is_hierarchical: whether collectives first add up on each node, so that nodes exchange what one rank has.
+        is_hierarchical: whether collectives first add up on each node, so that nodes exchange what one rank has; None
+            where the library chooses: then they are rings on a machine with `is_of_rings`, and elsewhere nodes are
+            taken to send the geometric mean of both, which is nearest to either.
         gradient_bytes: of an element of gradients between replicas; 0 for that of activations.
         sync_every: steps after which replicas exchange; more than 1 is local SGD.
     """
@@ -36,7 +38,7 @@ class Job:
     machine: Machine
     is_dp_inner: bool = False
     overlaps: bool = True
-    is_hierarchical: bool = False
+    is_hierarchical: bool | None = None
     gradient_bytes: int = 0
     sync_every: int = 1
 
@@ -192,8 +194,10 @@ class Engine(ABC):
             size_bytes: of the message.
             num_rounds: 2 of an all-reduce, 1 of a reduce-scatter or an all-gather.
         """
-        num = groups.num_nodes if self.job.is_hierarchical else groups.size
-        sent = num_rounds * (num - 1) / num * size_bytes * groups.num_beside
+        ring, first = ((num - 1) / num for num in (groups.size, groups.num_nodes))
+        is_ring = self.machine.is_of_rings if self.job.is_hierarchical is None else not self.job.is_hierarchical
+        part = ring if is_ring else np.sqrt(ring * first) if self.job.is_hierarchical is None else first
+        sent = num_rounds * part * size_bytes * groups.num_beside
         return np.where(groups.local < groups.size, sent, 0.0)
 
     def ring_s(self, groups: Groups, size_bytes: Floats, num_rounds: int) -> Floats:

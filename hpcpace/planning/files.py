@@ -69,6 +69,7 @@ class MachineFile:
     network_latency_us: _Delay | None = None
     error: Annotated[float, Meta(gt=0, le=3)] | None = None
     is_scaled: bool = False
+    is_of_rings: bool = False
 
 
 _UNITS = {
@@ -131,7 +132,8 @@ def _known(name: str, found: MachineFile, table: Mapping[str, Any]) -> KnownMach
                 f"machine {name} is like {printable(found.like)!r}: choose one of {listed(sorted(table))}"
             )
         base = read_machine(found.like)
-        machine = replace(base.machine, name=name, **values)
+        is_of_rings = base.machine.is_of_rings if found.is_scaled or not found.network_gbps else found.is_of_rings
+        machine = replace(base.machine, name=name, is_of_rings=is_of_rings, **values)
         # How far off predictions are was measured with the base's own computation.
         is_other = found.is_scaled or found.tflops or found.memory_gbyte_s or found.layer_us is not None
         error = found.error if is_other else found.error or base.error
@@ -140,7 +142,7 @@ def _known(name: str, found: MachineFile, table: Mapping[str, Any]) -> KnownMach
         missing = [field for field in _NEEDED if field not in given]
         if missing:
             raise ConfigError(f'machine {name} lacks {listed(missing)}: add them, or `like = "a100"`')
-        machine, error, remarks = Machine(name=name, **values), found.error, ()
+        machine, error, remarks = Machine(name=name, is_of_rings=found.is_of_rings, **values), found.error, ()
     if error is None and not found.is_scaled:
         remarks = (*remarks, f"{name}: give it an `error` to get intervals, such as 0.2 if predictions are within 20 %")
     if found.is_scaled:

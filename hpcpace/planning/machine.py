@@ -31,6 +31,7 @@ class Machine:
         num_nics: adapters of a node, each of which has as much of `network_rate`; a rank sends through one of them.
         oversubscription: what the nodes below a leaf switch can send over what its uplinks carry.
         leaf_nodes: neighbouring nodes below one leaf switch; 1 if any two nodes may be below different ones.
+        is_of_rings: whether `network_rate` was found from collectives taken as rings, so that predictions take them so.
     """
 
     name: str
@@ -46,6 +47,7 @@ class Machine:
     num_nics: int = 1
     oversubscription: float = 1.0
     leaf_nodes: int = 1
+    is_of_rings: bool = False
 
     def __post_init__(self) -> None:
         """Refuse a machine that no step ends on.
@@ -55,7 +57,7 @@ class Machine:
         """
         for field in fields(self):
             value = getattr(self, field.name)
-            if field.name != "name" and not (value >= 0 if field.name.endswith("_s") else value > 0):
+            if field.type in ("int", "float") and not (value >= 0 if field.name.endswith("_s") else value > 0):
                 least = "0 or more" if field.name.endswith("_s") else "more than 0"
                 raise ConfigError(f"machine {self.name}: {field.name} is {value}: it must be {least}")
 
@@ -94,7 +96,7 @@ def with_links(known: KnownMachine, probe: ProbeRecord) -> KnownMachine:
     if over_nodes:
         law = laws[max(over_nodes)]
         rate, latency_s = _link(law, law.num_nodes)
-        machine = replace(machine, network_rate=rate, network_latency_s=latency_s)
+        machine = replace(machine, network_rate=rate, network_latency_s=latency_s, is_of_rings=True)
     else:
         remarks.append("the probe has no all-reduce between nodes: that rate is that of a known machine")
     if 1 in laws:
