@@ -229,7 +229,11 @@ def command(
         check_growth(question, measured.nodes)
     plan = answer(replace(question, what=what or CHANGES), top=top)
     remarks = (*plan.left_out, *known.remarks)
-    prices = Prices(per_gpu_hour=price, unit="samples" if question.job.model.sequence == 1 else "tokens")
+    prices = Prices(
+        per_gpu_hour=price,
+        unit="samples" if question.job.model.sequence == 1 else "tokens",
+        processor="GPU" if known.machine.has_gpus else "rank",
+    )
     _write(job_script, job_script_of(plan, question.job, prices.unit), "--write")
     present = None if measured is None else _present(measured)
     names = {"model": question.job.model.name, "machine": known.machine.name}

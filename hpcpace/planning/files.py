@@ -55,6 +55,7 @@ class MachineFile:
         layer_us, node_latency_us, network_latency_us: as of `Machine`, microseconds.
         error: half-width of a prediction, logarithmic; unknown if missing.
         is_scaled: whether data sheets were used in place of measurements.
+        has_gpus, is_of_rings: as of `Machine`.
     """
 
     like: str = ""
@@ -69,6 +70,7 @@ class MachineFile:
     network_latency_us: _Delay | None = None
     error: Annotated[float, Meta(gt=0, le=3)] | None = None
     is_scaled: bool = False
+    has_gpus: bool | None = None
     is_of_rings: bool = False
 
 
@@ -82,6 +84,7 @@ _UNITS = {
     "layer_us": ("layer_s", 1e-6),
     "node_latency_us": ("node_latency_s", 1e-6),
     "network_latency_us": ("network_latency_s", 1e-6),
+    "has_gpus": ("has_gpus", 1),
 }
 """Field of a `Machine` of each field of a file, and its unit."""
 MEASURED_RANKS = 256
@@ -125,7 +128,10 @@ def _known(name: str, found: MachineFile, table: Mapping[str, Any]) -> KnownMach
         ConfigError: that one is not known, or fields are missing.
     """
     given = {field: getattr(found, field) for field in _UNITS if getattr(found, field) is not None}
-    values = {_UNITS[field][0]: value * _UNITS[field][1] for field, value in given.items()}
+    values = {
+        _UNITS[field][0]: value if isinstance(value, bool) else value * _UNITS[field][1]
+        for field, value in given.items()
+    }
     if found.like:
         if found.like not in table:
             raise ConfigError(

@@ -31,6 +31,7 @@ class Machine:
         num_nics: adapters of a node, each of which has as much of `network_rate`; a rank sends through one of them.
         oversubscription: what the nodes below a leaf switch can send over what its uplinks carry.
         leaf_nodes: neighbouring nodes below one leaf switch; 1 if any two nodes may be below different ones.
+        has_gpus: whether its processors are GPUs, and not CPU ranks.
         is_of_rings: whether `network_rate` was found from collectives taken as rings, so that predictions take them so.
     """
 
@@ -47,6 +48,7 @@ class Machine:
     num_nics: int = 1
     oversubscription: float = 1.0
     leaf_nodes: int = 1
+    has_gpus: bool = True
     is_of_rings: bool = False
 
     def __post_init__(self) -> None:

@@ -203,7 +203,7 @@ def _error(correction: float, job: Job, num_steps: int) -> float | None:
 
 def _remarks(base: Machine) -> tuple[str, ...]:
     """Return what a run does not show."""
-    if base.name == "cpu":
+    if not base.has_gpus:
         return ("the memory of a rank is not known: set it with --gpu-memory",)
     return (f"a rank is taken to have {base.memory_bytes / 1e9:.0f} GB of memory: set it with --gpu-memory",)
 

@@ -32,10 +32,17 @@ class Prices:
     Attributes:
         per_gpu_hour: None if it was not asked for.
         unit: `tokens` or `samples`.
+        processor: `GPU` or `rank`.
     """
 
     per_gpu_hour: float | None
     unit: str
+    processor: str = "GPU"
+
+    @property
+    def hours(self) -> str:
+        """What a billion tokens take, in words."""
+        return f"{self.processor} hours"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,7 +204,7 @@ def _memory(choice: Choice) -> str:
 def _nodes_table(plan: Plan, prices: Prices) -> Table:
     first = plan.best[0]
     cost = (Cell("cost per billion", "cost per\nbillion"),) if prices.per_gpu_hour is not None else ()
-    ideal, hours = Cell("of ideal", "of\nideal"), Cell("GPU hours per billion", "GPU hours\nper billion")
+    ideal, hours = Cell("of ideal", "of\nideal"), Cell(f"{prices.hours} per billion", f"{prices.hours}\nper billion")
     return Table(
         ("nodes", "ranks", "best layout", f"{prices.unit}/s", ideal, hours, *cost),
         [_nodes_row(choice, first, prices, is_front=choice in plan.front) for choice in plan.best],
@@ -219,7 +226,7 @@ def _nodes_row(choice: Choice, first: Choice, prices: Prices, *, is_front: bool)
 def _front_plot(plan: Plan, prices: Prices) -> Plot:
     """Return time against cost of all layouts, with the Pareto front as a line."""
     price = prices.per_gpu_hour
-    unit = f"GPU hours for a billion {prices.unit}" if price is None else f"cost of a billion {prices.unit}"
+    unit = f"{prices.hours} for a billion {prices.unit}" if price is None else f"cost of a billion {prices.unit}"
     return Plot(
         name="front",
         label=f"Hours and {unit} of each layout",

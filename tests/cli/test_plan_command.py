@@ -44,6 +44,12 @@ def test_json_has_all_layouts_in_units(hpcpace) -> None:
     assert first["is_on_front"] and sum(first["shares"].values()) == pytest.approx(1)
 
 
+def test_a_plan_for_cpus_counts_hours_of_ranks(hpcpace) -> None:
+    for machine, hours in (("cpu", "rank hours"), ("a100", "GPU hours")):
+        _, out, _ = hpcpace("plan", "--model", "gpt2-small", "--machine", machine, "--nodes", "2", "--batch", "64")
+        assert hours in out, machine
+
+
 def test_data_sheets_give_no_interval(hpcpace) -> None:
     code, out, _ = hpcpace("plan", "--model", "gpt2-small", "--machine", "h100", "--nodes", "1", "--batch", "64")
     assert code == 0 and "tokens/s, error unknown" in out and "nobody has measured it" in out
