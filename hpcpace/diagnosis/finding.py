@@ -112,6 +112,8 @@ class Panels:
             host, float64, (num_ranks,); empty where not known.
         alternation: how steps alternate on all ranks, as parts of steps counted as steps do; None if they do not.
         flows: what the job's own connections show of links; None where they were not recorded.
+        no_grad_share: what calls of modules without gradients take of each rank's time in no phase, float64,
+            (num_ranks,); empty where not known.
         step: numbers of the steps, int64, (num_steps,); None where they are not known.
         explained_idle_ns: idle time of devices that a finding explains, mean per step; own work and parts are without
             it.
@@ -149,6 +151,7 @@ class Panels:
     issue_ratio: Floats = field(default_factory=lambda: np.zeros(0))
     alternation: Alternation | None = None
     flows: FlowFindings | None = None
+    no_grad_share: Floats = field(default_factory=lambda: np.zeros(0))
     step: Ints | None = None
     explained_idle_ns: float = 0.0
 
@@ -181,12 +184,20 @@ class Panels:
             return float(self.transfer_ns.mean()) / self.mean_length_ns
         return share_of(self.parts_ns, EXPOSED_TRANSFER) * (1 - self.explained_idle_ns / self.mean_length_ns)
 
-    def qualified(self, found: StageComparison | None) -> StageComparison | None:
-        """Return a comparison of stages as it is to be read with the phases of these traces; None without phases."""
+    def qualified(self, found: StageComparison | None, late: Ints) -> StageComparison | None:
+        """Return a comparison of stages as it is to be read with the phases of these traces; None without phases.
+
+        Args:
+            found: the comparison.
+            late: rows of the ranks that are late, int64.
+        """
         if found is None or self.parts_ns is None:
             return None
-        has_forward = bool(self.parts_ns[:, :, Part.FORWARD].any())
-        return replace(found, has_forward=has_forward)
+        return replace(
+            found,
+            has_forward=bool(self.parts_ns[:, :, Part.FORWARD].any()),
+            is_without_gradients=bool(len(self.no_grad_share) and self.no_grad_share[late].min() > 1 / 2),
+        )
 
 
 @dataclass(kw_only=True)

@@ -47,7 +47,7 @@ from hpcpace.metrics.stops import StopThresholds
 from hpcpace.metrics.topology import Topology, stages_of_traffic, topology_of
 from hpcpace.metrics.what_if import Rebuilt, rebuild, transient_loss_ns
 from hpcpace.trace.reader import RankTrace
-from hpcpace.trace.schema import MILLICORES, EventKind
+from hpcpace.trace.schema import MILLICORES, EventKind, Phase
 
 _MAX_COUNTS = 8  # display: ranks whose numbers of steps an error names
 _AWAY = (Part.SYNC_WAIT, Part.SYNC_TRANSFER, Part.CHECKPOINT, Part.EVAL, Part.PACE)
@@ -394,6 +394,16 @@ def _why_no_steps(traces: Sequence[RankTrace], panel: StepPanel) -> str:
     )
 
 
+def _no_grad_share(measured: Measured) -> Floats:
+    """Return what calls of modules without gradients take of each rank's time in no phase, float64, (num_ranks,)."""
+    called_ns = []
+    for trace in measured.timed.traces:
+        phases = trace.tables["phases"]
+        rows = phases.select((phases["phase"] == Phase.OTHER) & np.isin(phases["step"], measured.chosen.step))
+        called_ns.append(float((rows["end_ns"] - rows["begin_ns"]).sum()))
+    return np.asarray(called_ns / np.maximum(measured.spent_ns((Part.OTHER,)).sum(axis=1), 1.0))
+
+
 def panels_of(measured: Measured) -> Panels:
     """Return what the diagnosis judges."""
     headers = [trace.header for trace in measured.timed.traces]
@@ -440,6 +450,7 @@ def panels_of(measured: Measured) -> Panels:
         has_device=any(has_device(trace) for trace in measured.timed.traces),
         idle=idle_by_phase(measured.timed.traces, measured.chosen.step),
         issue_ratio=issue_ratio(measured.timed.traces, measured.chosen.step),
+        no_grad_share=_no_grad_share(measured),
         step=measured.chosen.step,
     )
 

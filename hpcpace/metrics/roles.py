@@ -109,6 +109,8 @@ class StageComparison:
         is_of_device: always False, of an earlier version that also compared host times of ranks with a device.
         is_with_itself: whether late steps were compared with other steps of the same ranks.
         has_forward: whether any rank has a forward phase; without one its time is in `other`.
+        is_without_gradients: whether calls of modules without gradients, as of a rollout, take most of the late ranks'
+            time in `other`.
     """
 
     stages: tuple[Stage, ...]
@@ -117,6 +119,7 @@ class StageComparison:
     is_of_device: bool = False
     is_with_itself: bool = False
     has_forward: bool = True
+    is_without_gradients: bool = False
 
 
 def compare_with_others(

@@ -344,7 +344,7 @@ def _stages(
         return None
     units = np.unique(panels.node)
     struck = np.flatnonzero(np.isin(panels.node, units[list(found.nodes)] if found.nodes else units))
-    return panels.qualified(compare_events(panels.parts_ns, work_ns, struck, is_event, limits))
+    return panels.qualified(compare_events(panels.parts_ns, work_ns, struck, is_event, limits), struck)
 
 
 def _above_role(panels: Panels, work_ns: Floats) -> Floats:

@@ -157,10 +157,8 @@ def _stages(panels: Panels, slow: Sequence[int], limits: StageThresholds) -> tup
     others = np.flatnonzero((panels.stage >= 0) & ~np.isin(panels.stage, slow))
     every_step = slice(0, panels.work_ns.shape[1])
     return tuple(
-        panels.qualified(
-            compare_with_others(panels.parts_ns, np.flatnonzero(panels.stage == stage), others, every_step, limits)
-        )
-        for stage in slow
+        panels.qualified(compare_with_others(panels.parts_ns, late, others, every_step, limits), late)
+        for late in (np.flatnonzero(panels.stage == stage) for stage in slow)
     )
 
 

@@ -25,6 +25,7 @@ _PHASES = {
     "gc": "garbage collection",
     "other": "time outside all phases",
 }
+_NO_GRAD = "work of modules without gradients"
 _CHECK_COMPUTE = "check clock speeds, throttling, pinning and other processes there"
 _CHECK = {
     Stage.DATA: "check data loading there: number of workers, file system, tokenising, size of the samples",
@@ -34,6 +35,7 @@ _CHECK = {
     Stage.HOST: "check the host there, not its device: pinning, clock speeds and other processes on its cores",
 }
 _MOVE_LAYERS = "move layers from that stage to the others; if the partition is even, check the stage's host"
+_CHECK_NO_GRAD = "check what the script does there without gradients: a rollout, sampling, a teacher, an evaluation"
 _CHECK_FORWARD = "this trace has no forward phase, so it may be the forward pass: check that, and what the script does"
 _CHECK_EVENTS = {
     Stage.DATA: "check what the loader does then: a new epoch that restarts workers, a new shard, tokenising",
@@ -70,7 +72,17 @@ class RecurringEvidence(StagedEvidence):
 def by_stage(comparisons: Sequence[StageComparison | None]) -> str:
     """Return by what ranks are late, such as ` by data loading`; empty where that is not known of all of them."""
     stages = _stages(comparisons)
-    return f" by {listed([_LATE_BY[stage] for stage in stages])}" if stages else ""
+    return f" by {listed([_late_by(stage, comparisons) for stage in stages])}" if stages else ""
+
+
+def _late_by(stage: Stage, comparisons: Sequence[StageComparison | None]) -> str:
+    return f"{_NO_GRAD}, outside forward and backward" if _is_no_grad(stage, comparisons) else _LATE_BY[stage]
+
+
+def _is_no_grad(stage: Stage, comparisons: Sequence[StageComparison | None]) -> bool:
+    """Return whether the time in no phase that makes ranks late is that of modules which run without gradients."""
+    of_stage = [found for found in comparisons if found is not None and stage in found.stages]
+    return stage is Stage.NO_PHASE and bool(of_stage) and all(found.is_without_gradients for found in of_stage)
 
 
 def stage_sentences(comparisons: Sequence[StageComparison | None], names: Sequence[str]) -> tuple[str, ...]:
@@ -87,16 +99,17 @@ def _sentences(found: StageComparison, name: str) -> list[str]:
     # Phases of a stage may be longer than others' beyond chance only together.
     longer = [each for each in phases if each.is_longer] or phases[:1]
     return [
-        _phase_words(each, name, is_with_itself=found.is_with_itself)
+        _phase_words(each, name, found)
         for each in longer
         if each.own_ns - each.usual_ns >= _MIN_SHOWN_SHARE * largest_ns
     ]
 
 
-def _phase_words(each: PhaseExcess, name: str, *, is_with_itself: bool) -> str:
+def _phase_words(each: PhaseExcess, name: str, found: StageComparison) -> str:
     own, usual, low, high = (format_duration(max(ns, 0.0)) for ns in (each.own_ns, each.usual_ns, *each.interval_ns))
-    figures = f"{own} in these steps, {usual} in others" if is_with_itself else f"{own}, others {usual}"
-    return f"{_PHASES.get(each.phase, each.phase)}{_of(name)}: {figures} (95 %: {low} to {high} more)"
+    figures = f"{own} in these steps, {usual} in others" if found.is_with_itself else f"{own}, others {usual}"
+    where = f", most of it {_NO_GRAD}" if _is_no_grad(each.stage, [found]) else ""
+    return f"{_PHASES.get(each.phase, each.phase)}{_of(name)}: {figures} (95 %: {low} to {high} more){where}"
 
 
 def _of(name: str) -> str:
@@ -128,6 +141,8 @@ def advice_of_imbalance(comparisons: Sequence[StageComparison | None]) -> str:
 
 def _check(stage: Stage, comparisons: Sequence[StageComparison | None]) -> str:
     has_forward = all(found is None or found.has_forward for found in comparisons)
+    if _is_no_grad(stage, comparisons):
+        return _CHECK_NO_GRAD
     return _CHECK[stage] if has_forward or stage is not Stage.NO_PHASE else _CHECK_FORWARD
 
 
@@ -146,8 +161,12 @@ def periodic_headline(evidence: RecurringEvidence, said: Said) -> str:
 
 def subject_of_events(evidence: RecurringEvidence) -> str:
     """Return what recurs: a stage where one holds most of the events, else `something`."""
-    stages = [stage for stage in _stages(evidence.stages) if stage in (Stage.DATA, Stage.COLLECTION)]
-    return listed([_LATE_BY[stage] for stage in stages]) or "something"
+    named = [
+        _NO_GRAD if _is_no_grad(stage, evidence.stages) else _LATE_BY[stage]
+        for stage in _stages(evidence.stages)
+        if stage in (Stage.DATA, Stage.COLLECTION) or _is_no_grad(stage, evidence.stages)
+    ]
+    return listed(named) or "something"
 
 
 def interval_words_of(evidence: RecurringEvidence) -> str:
@@ -167,7 +186,9 @@ def advice_of_events(evidence: RecurringEvidence) -> str:
     if not evidence.period_steps:
         return _FIND_PERIODIC
     script = f"find out what the script does every {evidence.period_steps} steps"
-    if Stage.NO_PHASE in stages:
+    if _is_no_grad(Stage.NO_PHASE, evidence.stages):
+        script += " without gradients"
+    elif Stage.NO_PHASE in stages:
         script += ", which no phase accounts for"
     advice = f"{script}: a rollout, evaluation, checkpoints, logging"
     # A few events may be at equal numbers of steps by chance.

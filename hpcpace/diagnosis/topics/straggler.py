@@ -590,11 +590,11 @@ def _stages(
         return None
     if straggler.pattern == LatePattern.PERIODIC:
         is_late = _late_steps(straggler, panels)
-        return panels.qualified(compare_events(panels.parts_ns, panels.work_ns, late, is_late, limits))
+        return panels.qualified(compare_events(panels.parts_ns, panels.work_ns, late, is_late, limits), late)
     is_other = np.isin(panels.role, panels.role[late])
     is_other[[rank for each in found for rank in each.ranks]] = False
     steps = slice(*(straggler.step_range or (0, panels.work_ns.shape[1])))
-    return panels.qualified(compare_with_others(panels.parts_ns, late, np.flatnonzero(is_other), steps, limits))
+    return panels.qualified(compare_with_others(panels.parts_ns, late, np.flatnonzero(is_other), steps, limits), late)
 
 
 def _late_steps(straggler: Straggler, panels: Panels) -> Bools:

@@ -39,6 +39,7 @@ CLOCKS, WORKERS = "clock speeds", "workers"
         ({"slow": {2: 1.4}}, 2, Stage.COMPUTE, "backward of rank 2: ", CLOCKS, WORKERS),
         ({"extras": (slow_in(Phase.GC, rank=3),)}, 3, Stage.COLLECTION, "collection of rank 3: ", "gc.freeze", CLOCKS),
         ({"extras": (slow_in(None, rank=0),)}, 0, Stage.NO_PHASE, "outside all phases of rank 0: ", "script", CLOCKS),
+        ({"extras": (slow_in(Phase.OTHER),)}, 1, Stage.NO_PHASE, "modules without gradients", "a rollout", CLOCKS),
     ],
 )
 def test_a_straggler_is_named_with_its_stage_and_advice_that_fits(
@@ -156,6 +157,14 @@ def test_what_recurs_in_steps_is_the_script_and_not_cron(tmp_path):
     assert "recurs every 10 steps" in verdict.headline and "rank 0" in verdict.headline
     assert "what the script does every 10 steps, which no phase accounts for" in verdict.next[0]
     assert "cron" not in verdict.next[0]
+
+
+def test_a_rollout_that_recurs_is_named_as_work_without_gradients(tmp_path):
+    rollout = Extra(rank=1, length_ns=100 * MS, phase=Phase.OTHER, every=8)
+    verdict = verdict_on(tmp_path, num_steps=120, extras=(rollout,))
+    assert "work of modules without gradients that recurs every 8 steps" in verdict.headline
+    assert "rank 1" in verdict.headline
+    assert "what the script does every 8 steps without gradients: a rollout" in verdict.next[0]
 
 
 def test_data_that_come_late_every_8th_step_are_named_as_data(tmp_path):
