@@ -76,8 +76,17 @@ def stopped_by_quota(panels: Panels, use: CoreUse, limits: QuotaThresholds) -> S
 
 
 def _are_used_up(panels: Panels, use: CoreUse, part: float) -> Bools:
-    """Return whether the ranks of each rank's host use about all that its quota allows, bool, (num_ranks,)."""
-    running = np.array([float(np.nansum(use.running[panels.node == node])) for node in panels.node])
+    """Return whether the ranks of each rank's host use about all that its quota allows, bool, (num_ranks,).
+
+    What counts is how much they get while they have something to run: a quota stops a rank that computes for a tenth of
+    a step, too, and with it all of its threads, which together wait for several times as long as it is stopped.
+    """
+    while_ready = use.running
+    if use.work is not None:
+        running_ns, queued_ns = use.work.running_ns.sum(axis=1), use.work.queued_ns.sum(axis=1)
+        of_work = running_ns / np.maximum(running_ns + queued_ns, 1.0)
+        while_ready = np.where(use.work.is_known, np.fmax(use.running, of_work), use.running)
+    running = np.array([float(np.nansum(while_ready[panels.node == node])) for node in panels.node])
     allowed = np.array([np.inf if quota is None else quota.cores for quota in _quotas(panels)])
     return np.asarray(running >= part * allowed)
 

@@ -366,6 +366,16 @@ def test_a_quota_that_is_used_up_is_the_reason_however_long_ranks_wait_for_other
         assert diagnose(Case(panels=run)).findings[0].variety == variety
 
 
+def test_a_quota_that_ranks_use_up_whenever_they_compute_is_the_reason_though_they_compute_rarely():
+    # All threads of a rank that is stopped wait: 0.16 of the time, but for 0.5 of it together.
+    use = cores(0.1, [0.1, 0.1, 0.5, 0.1], throttled=[0.0, 0.0, 0.16, 0.0])
+    for queued_ms, variety in ((30, "quota"), (38, "other processes")):  # it gets 0.25 cores when it computes, or 0.05
+        work = split(40, queued=[2, 2, queued_ms, 2])
+        run = panels(replace(use, work=work), per_node=1, work=np.array([1.0, 1.0, 2.5, 1.0]))
+        run = replace(run, quotas=(None, None, QUOTA, None))
+        assert diagnose(Case(panels=run)).findings[0].variety == variety
+
+
 def test_a_quota_that_a_lab_gives_all_of_its_hosts_is_no_finding():
     use = cores(0.2, 0.5, throttled=0.5)
     run = panels(use, per_node=1)
