@@ -27,6 +27,7 @@ from experiments.pages import counted, read_toml, table, write_page
 from hpcpace.core.config import Config
 from hpcpace.core.errors import HpcpaceError
 from hpcpace.core.rundir import RunDirectory, write_json
+from hpcpace.core.text import NS_PER_S
 from hpcpace.diagnosis.analyze import analyze_traces
 from hpcpace.diagnosis.evidence import TABLES_USED
 from hpcpace.diagnosis.measure import Selection
@@ -53,11 +54,16 @@ MAX_STAGES = 4
 """The preset has as many layers."""
 _CASES: dict[str, dict[str, Any]] = {row["name"]: row for row in read_toml(__file__, "cases")["case"]}
 CASES = tuple(_CASES)
-NOTHING = ("healthy", "busy machine", "full")
+NOTHING = ("healthy", "busy machine", "full", "clock step")
 HEALTHY = ("healthy", "busy machine")
 """Run three times as often."""
+_OF_LINKS = ("healthy", "full", "slow host", "slow uplink", "traffic", "loss", "flapping", "mtu")
 _FURTHER = ("two slow", "slow third", "one way", "neighbour", "little loss", "latency", "reorder")
-_OF_PAGE = {"diagnosis-links": CASES, "diagnosis-healthy": HEALTHY, "diagnosis-faults": _FURTHER}
+OF_HOSTS = ("stopped", "stopped briefly", "quota", "busy core", "memory thief", "slow loader", "clock step")
+MAY_BE_SILENT = ("neighbour", "busy core", "memory thief")
+"""It is right to name nobody, because it may cost a job nothing."""
+_STEP_ERROR_S = 0.01
+_OF_PAGE = {"diagnosis-links": _OF_LINKS, "diagnosis-healthy": HEALTHY, "diagnosis-faults": (*_FURTHER, *OF_HOSTS)}
 """The cases of each page in docs/results."""
 _MAX_REPETITIONS = 40
 _START_TIMEOUT_S = 120.0
@@ -105,6 +111,11 @@ class LinkJob:
         return random.Random(self.name + "way").choice(("up", "down"))
 
     @property
+    def step(self) -> str:
+        """Seconds by which the clock of the host is stepped."""
+        return random.Random(self.name + "step").choice(("0.05", "-0.05"))
+
+    @property
     def leaf_of_host(self) -> str:
         """The leaf of the host whose link the fault hits."""
         return self._leaf_of(self.host)
@@ -141,28 +152,34 @@ class LinkJob:
         return tuple(f"n{number}" for number in range(1, self.num_hosts + 1, 2 if self.case == "neighbour" else 1))
 
     @property
-    def links(self) -> tuple[str, ...]:
-        """Names of the links that it is right to name."""
+    def right(self) -> tuple[str, ...]:
+        """What it is right to name, as `Culprit.aliases` does."""
         if self.case == "neighbour":
-            return tuple(f"leaf{number} uplink" for number in range(1, self.num_leaves + 1))
-        return self._texts("links")
+            return tuple(f"link leaf{number} uplink" for number in range(1, self.num_leaves + 1))
+        if self.case in OF_HOSTS and self.case not in NOTHING:
+            return (f"rank {int(self.host[1:]) - 1}", f"node {self.host}")
+        return tuple(f"link {name}" for name in self._texts("links"))
 
     @property
     def wanted(self) -> tuple[str, ...]:
-        """Words that the headline of its report has to have."""
+        """Words that the headline of its report has to have, for faults of hosts it or another finding."""
         return self._texts("wanted")
 
     def training(self, hosts: Sequence[str]) -> tuple[str, ...]:
-        """Return the options of `hpcpace train gpt2` on some hosts."""
+        """Return the words of `hpcpace train` on some hosts."""
         ranks = len(hosts)
         numbers = {"ranks": ranks, "half": ranks // 2, "two_each": 2 * ranks}
-        layout = (word.format(**numbers) for word in LAYOUTS[self.layout])
+        row = _CASES[self.case]
+        model = row.get("model", "gpt2")
+        layout = [word.format(**numbers) for word in LAYOUTS[self.layout]]
+        layout = layout if model == "gpt2" else ["--mesh", f"dp={ranks}", "--batch-size", f"{2 * ranks}"]
+        layout += row.get("options", ())
         sleeps = (f"host={host},phase=forward,size={COMPUTE_MS}ms" for host in hosts)
         work = [word for spec in sleeps for word in ("--inject", spec)] if self.case != "full" else []
-        row = _CASES[self.case]
+        work += [word for spec in self._texts("inject") for word in ("--inject", spec)]
         steps = row.get(f"steps_of_{self.layout}", row.get("steps", 45))
         steps = min(steps, 30) if self.layout == "pp" else steps  # they take twice as long
-        return (*layout, "--steps", str(steps), *work)
+        return (model, *layout, "--steps", str(steps), *work)
 
 
 def jobs(num_repetitions: int) -> Iterator[LinkJob]:
@@ -259,10 +276,10 @@ class Judged:
     """What a report said of a job.
 
     Attributes:
-        is_right: it names the right link, or a set with it, and no other; of a job without a fault it names nobody: no
-            link, rank or host.
-        is_alone: the right link alone.
-        named: varieties and links that it names.
+        is_right: it names what is right, or a set with it, and no other: of faults of links among links, else among
+            ranks and hosts as well; where nothing is right it names nobody.
+        is_alone: one link alone, or one rank or host.
+        named: varieties and what they name, and clocks that jumped.
         headline: of its verdict.
     """
 
@@ -287,7 +304,7 @@ def judge_all(folder: Path, cases: Sequence[str], *, page: str) -> None:
             continue
         judged.append(judged_job(job, folder / job.name, float(facts["load"])))
         if not judged[-1].is_right:
-            print(f"wrong: {job.name} ({', '.join(job.links)}): {judged[-1].named} {judged[-1].headline}", flush=True)
+            print(f"wrong: {job.name} ({', '.join(job.right)}): {judged[-1].named} {judged[-1].headline}", flush=True)
     counts = counts_table(judged, cases)
     print(counts)
     if page:
@@ -307,25 +324,36 @@ def judged_job(job: LinkJob, folder: Path, load: float) -> Judged:
     try:
         attempt = run.last_attempt()
         traces = read_attempt(attempt, tables=TABLES_USED)
-        verdict = analyze_traces(run, attempt, traces, Selection(), Config()).summary.verdict
+        summary = analyze_traces(run, attempt, traces, Selection(), Config()).summary
     except HpcpaceError as error:
         return Judged(job=job, load=load, headline=f"error: {error}")
+    verdict, is_of_host = summary.verdict, job.case in OF_HOSTS
     sets = [
-        (finding.variety or finding.mode, [alias.removeprefix("link ") for alias in culprit.aliases])
+        (finding.variety or finding.mode, culprit.aliases)
         for finding in verdict.findings
         for culprit in finding.culprits
-        if culprit.kind == "link" or job.case in NOTHING
+        if culprit.kind == "link" or job.case in NOTHING or is_of_host
     ]
-    is_right = all(set(ids) & set(job.links) for _, ids in sets)
-    is_right &= job.case == "neighbour" or bool(sets) == bool(job.links)
-    is_right &= job.case != "two slow" or set(job.links) <= {name for _, ids in sets for name in ids}
-    is_right &= all(word in verdict.headline for word in job.wanted)
+    is_right = all(set(ids) & set(job.right) for _, ids in sets)
+    is_right &= job.case in MAY_BE_SILENT or bool(sets) == bool(job.right)
+    is_right &= job.case != "two slow" or set(job.right) <= {name for _, ids in sets for name in ids}
+    lines = "; ".join([verdict.headline, *(verdict.also if is_of_host else ())])
+    is_right &= all(word in lines for word in job.wanted)
+    jumps = [(jump.hosts, jump.size_ns / NS_PER_S) for jump in summary.clocks.jumps]
+    if job.case == "clock step":
+        step_s = float(job.step)
+        is_right &= [hosts for hosts, _ in jumps] == [(job.host,)] and abs(jumps[0][1] - step_s) <= _STEP_ERROR_S
+    else:
+        is_right &= not jumps
     return Judged(
         job=job,
         load=load,
         is_right=is_right,
-        is_alone=is_right and all(len(ids) == 1 for _, ids in sets),
-        named=tuple(f"{variety}: {', '.join(ids)}" for variety, ids in sets),
+        is_alone=is_right and all(len(ids) == 1 or (is_of_host and set(ids) <= set(job.right)) for _, ids in sets),
+        named=(
+            *(f"{variety}: {', '.join(alias.removeprefix('link ') for alias in ids)}" for variety, ids in sets),
+            *(f"clock of {' or '.join(hosts)}: {1000 * size_s:+.1f} ms" for hosts, size_s in jumps),
+        ),
         headline=verdict.headline,
     )
 

@@ -58,7 +58,7 @@ class TrainingHosts:
 
         Args:
             folder: for its run and its logs; all hosts see it.
-            words: options of `hpcpace train gpt2`.
+            words: of `hpcpace train`, the model first.
             settings: environment of the ranks.
             on: names of the hosts.
         """
@@ -73,7 +73,7 @@ class TrainingHosts:
             self._busy.append(starter)
             address = f"spine.{host.leaf}.{host.name}"
             command = {
-                "arguments": ["train", "gpt2", "--run-dir", str(folder / "run"), *words],
+                "arguments": ["train", words[0], "--run-dir", str(folder / "run"), *words[1:]],
                 "environ": {**of_all, "RANK": str(rank), "GROUP_RANK": str(rank), "SLURM_TOPOLOGY_ADDR": address},
                 "folder": str(folder),
                 "log": str(folder / f"rank-{rank}.log"),
