@@ -12,7 +12,7 @@ install: $(STAMP)
 
 # Without a C++ compiler the last line is a warning: collectives are observed by the layer in Python, and reports take
 # numpy alone, and longer, and an abort costs the rows of the last second.
-$(STAMP): pyproject.toml constraints.txt setup.py hpcpace/metrics/kernels.cpp hpcpace/observe/aborts.cpp hpcpace/observe/collectives/layer.cpp
+$(STAMP): pyproject.toml constraints.txt setup.py hpcpace/lab/host_clock.cpp hpcpace/metrics/kernels.cpp hpcpace/observe/aborts.cpp hpcpace/observe/collectives/layer.cpp
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[train,mpich,analysis,import,timeline,topology,dev]'

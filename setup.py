@@ -1,9 +1,9 @@
 """Builds what is compiled where a C++ compiler is at hand, and adds the guide.
 
-That are the kernels of the report, the handler of aborts, and the observing layer. None is needed. The layer of
-hpcpace/observe/collectives/switched.py needs torch as well; `pip install` builds in isolation, where torch is not, and
-hpcpace then observes with its layer in Python. To build it, use `pip install --no-build-isolation .`, or in a checkout
-`python setup.py build_ext --inplace`.
+That are the kernels of the report, the handler of aborts, the clocks of a lab's hosts, and the observing layer. None is
+needed. The layer of hpcpace/observe/collectives/switched.py needs torch as well; `pip install` builds in isolation,
+where torch is not, and hpcpace then observes with its layer in Python. To build it, use
+`pip install --no-build-isolation .`, or in a checkout `python setup.py build_ext --inplace`.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 import shutil
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
 
 from setuptools import Extension, setup
@@ -18,6 +19,7 @@ from setuptools.command.build_py import build_py
 
 KERNELS = "hpcpace/metrics/kernels.cpp"
 ABORTS = "hpcpace/observe/aborts.cpp"
+CLOCK = "hpcpace/lab/host_clock.cpp"
 LAYER = "hpcpace/observe/collectives/layer.cpp"
 
 
@@ -26,7 +28,7 @@ def source_check(source: str) -> tuple[str, str]:
     return "SOURCE_CHECK", f"{zlib.crc32(Path(source).read_bytes())}u"
 
 
-def plain(source: str, *options: str) -> Extension:
+def plain(source: str, *options: str, links: Sequence[str] = ()) -> Extension:
     """Return a library, see hpcpace/core/compat.py, which needs neither Python nor numpy to be built."""
     path = Path(source)
     return Extension(
@@ -34,6 +36,7 @@ def plain(source: str, *options: str) -> Extension:
         [source],
         define_macros=[source_check(source)],
         extra_compile_args=["-std=c++20", "-g0", *options],
+        extra_link_args=[*links],
         language="c++",
         optional=True,
         py_limited_api=True,
@@ -83,4 +86,6 @@ of_torch = layers()
 options = {} if of_torch else {"bdist_wheel": {"py_limited_api": "cp311"}}
 # Multiplications and additions fused would round otherwise than numpy.
 kernels = plain(KERNELS, "-O3", "-fwrapv", "-ffp-contract=off")
-setup(ext_modules=[kernels, plain(ABORTS), *of_torch], cmdclass={"build_py": WithGuide}, options=options)
+# Every process of a lab loads it, so it must not bring a libstdc++ that is older than a program's own.
+clock = plain(CLOCK, "-fno-exceptions", links=["-Wl,--as-needed", "-ldl"])
+setup(ext_modules=[kernels, plain(ABORTS), clock, *of_torch], cmdclass={"build_py": WithGuide}, options=options)

@@ -25,6 +25,7 @@ from hpcpace.core.text import format_rate, parse_rate
 from hpcpace.lab import fault_kinds as kinds
 from hpcpace.lab.fabric import NAME_VARIABLE, WAYS
 from hpcpace.lab.faults import FaultRecord, fault_records, start_fault, undo_fault
+from hpcpace.lab.host_clock import Clock
 from hpcpace.lab.hosts import Load, command_on
 from hpcpace.lab.lab import Lab, bring_down, fault_words, print_faults, print_status, read_status, table_console
 from hpcpace.lab.plan import LabFiles
@@ -187,6 +188,25 @@ _add_fault(
     option("--core", type=Whole(0), show_default="any", help="Run them on this core of the machine only."),
 )
 _add_fault(kinds.PauseHost, "pause-host", "Freeze every process of HOST.", _HOST)
+_add_fault(
+    kinds.ClockStep,
+    "clock",
+    "Step a clock of HOST.\n\nThat is what hypervisors and NTP do. Processes that have started in the lab see it.",
+    _HOST,
+    option(
+        "--step",
+        "step_s",
+        type=Real(-kinds.MAX_STEP_S, kinds.MAX_STEP_S),
+        default=0.05,
+        help="Step it ahead by this many seconds, or back if they are negative.",
+    ),
+    option(
+        "--clock",
+        type=click.Choice([str(clock) for clock in Clock]),
+        default=str(Clock.MONOTONIC),
+        help="Step this clock; traces have times of CLOCK_MONOTONIC.",
+    ),
+)
 _add_fault(
     kinds.KillHost,
     "kill-host",

@@ -29,6 +29,7 @@ import psutil
 
 from hpcpace.core.environment import process_environ
 from hpcpace.core.errors import HpcpaceError, UsageError
+from hpcpace.lab.host_clock import preloading
 from hpcpace.lab.plan import (
     CONTROLLER_ADDRESS,
     PREFIX_LENGTH,
@@ -283,7 +284,7 @@ def lab_environ(files: LabFiles) -> dict[str, str]:
     environ["SLURM_CONF"] = str(files.slurm_conf)
     environ[NAME_VARIABLE] = files.name
     environ[EMULATION_VARIABLE] = LabPlan(read_config(files)).emulation
-    return environ
+    return environ | preloading(files, environ)
 
 
 def search_path() -> str:

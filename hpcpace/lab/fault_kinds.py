@@ -15,7 +15,7 @@ import psutil
 
 from hpcpace.core.errors import HpcpaceError, UsageError
 from hpcpace.core.files import Folder, closing_descriptor
-from hpcpace.core.text import format_rate, parse_rate
+from hpcpace.core.text import NS_PER_S, format_rate, parse_rate
 from hpcpace.lab.fabric import (
     WAYS,
     Way,
@@ -30,6 +30,7 @@ from hpcpace.lab.fabric import (
     set_rate,
     set_up,
 )
+from hpcpace.lab.host_clock import Clock, step_clock
 from hpcpace.lab.hosts import HostCgroup, Load, host_pid, kill_host, living_pid, load_command, running_on, start_hosts
 from hpcpace.lab.packet_hold import Holding, hold_packets
 from hpcpace.lab.plan import LabFiles, LabPlan
@@ -474,6 +475,35 @@ def rank_process(job: int, rank: int) -> psutil.Process:
     return min(found, key=lambda entry: entry[:2])[2]
 
 
+MAX_STEP_S = 3600.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClockStep(HostFault):
+    """Steps a clock of a host; undoing it steps the clock back."""
+
+    kind = "clock"
+    step_s: float
+    clock: str
+
+    def check(self, lab: InsideLab) -> None:
+        """Refuse an unknown host, a step of nothing or too much, and a lab without the library that steps clocks."""
+        super().check(lab)
+        if not 0 < abs(self.step_s) <= MAX_STEP_S:
+            raise UsageError(f"--step is {self.step_s:g} s: it must not be 0, and at most {MAX_STEP_S:g} either way")
+        if not lab.files.clock_library.exists():
+            raise UsageError(
+                f"the clocks of lab {lab.files.name} cannot be stepped, because hpcpace/lab/host_clock.cpp was not "
+                "compiled when it was started: run `python setup.py build_ext --inplace`, then start it again"
+            )
+
+    def switch(self, lab: InsideLab, is_on: bool) -> None:
+        """Step the clock, or back."""
+        step_ns = round(self.step_s * NS_PER_S) if is_on else 0
+        offset_ns = lab.plan.host(self.host).clock_offset_s * NS_PER_S
+        step_clock(lab.pid(self.host), Clock(self.clock), step_ns, offset_ns=offset_ns)
+
+
 @dataclass(frozen=True, kw_only=True)
 class FillDisk(HostFault):
     """Fills the /tmp of a host."""
@@ -516,6 +546,7 @@ KINDS: dict[str, Callable[..., LabFault]] = {
         Traffic,
         Neighbour,
         PauseHost,
+        ClockStep,
         KillHost,
         KillRank,
         FillDisk,

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from hpcpace.core.errors import HpcpaceError
 from hpcpace.lab.fabric import connect, host_command, lab_environ, set_up, shape, unplug
+from hpcpace.lab.host_clock import STEPS_BYTES, STEPS_FILE
 from hpcpace.lab.plan import (
     CONTROLLER_ADDRESS,
     PREFIX_LENGTH,
@@ -198,6 +199,7 @@ printf '%s\\n' "$LAB_SHARED" | while IFS= read -r path; do
 done
 mount --rbind "$LAB_TMP" /tmp
 mount -t tmpfs -o mode=1777 lab-shm /dev/shm
+head -c "$LAB_STEPS_BYTES" /dev/zero >"/dev/shm/$LAB_STEPS"
 mount -t tmpfs lab-cgroup /sys/fs/cgroup
 for controller in cpu cpuacct cpuset memory devices freezer; do
     mkdir "/sys/fs/cgroup/$controller"
@@ -273,6 +275,8 @@ def _start(plan: LabPlan, files: LabFiles, host: LabHost, environ: dict[str, str
         "LAB_TMP_SOURCE": _TMP_SOURCE,
         "LAB_TMP_SIZE": str(plan.tmp_size_bytes),
         "LAB_SHARED": "\n".join(plan.config.share),
+        "LAB_STEPS": STEPS_FILE,
+        "LAB_STEPS_BYTES": str(STEPS_BYTES),
         "LAB_LOG": str(files.log(host.name)),
     }
     namespaces = ["--net", "--mount", "--uts", "--ipc", "--pid", "--time", "--fork", "--kill-child=KILL"]

@@ -35,6 +35,7 @@ from hpcpace.lab.fabric import (
     start_anchor,
 )
 from hpcpace.lab.faults import UNFINISHED, FaultRecord, fault_records
+from hpcpace.lab.host_clock import install_library
 from hpcpace.lab.hosts import has_slurmd, host_pid, is_lab_host, remove_cgroups, thaw_all
 from hpcpace.lab.plan import (
     BASE,
@@ -100,6 +101,7 @@ class Lab:
         begin_s = time.monotonic()
         files.folder.mkdir(mode=0o755)
         write_config(files, plan.config)
+        install_library(files)
         anchor = start_anchor(files.log("anchor"), lab_environ(files))
         write_json(files.anchor_json, dataclasses.asdict(anchor))
         program = [sys.executable, "-P", "-m", "hpcpace.lab.boot", files.name]

@@ -101,6 +101,8 @@ class LabFiles:
     munge_socket = _Inside("munge.socket")
     state_dir = _Inside("state")
     """The state of slurmctld."""
+    clock_library = _Inside("host_clock.so")
+    """What all processes of the lab preload, so that clocks of hosts can be stepped; missing if it was not compiled."""
     finished_jobs = _Inside("jobs.txt")
     """One line per finished job."""
 

@@ -32,6 +32,7 @@ _FAULTS = {
     "traffic": ["n1", "n2"],
     "neighbour": ["n1"],
     "pause-host": ["n1"],
+    "clock": ["n1"],
     "kill-host": ["n1"],
     "kill-rank": ["1", "0"],
     "fill-disk": ["n1"],

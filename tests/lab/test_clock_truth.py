@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import h5py
 import numpy as np
 import pytest
 
-from experiments.labs import JobQueue
+from experiments.labs import JobQueue, inject
 from hpcpace.core.rundir import RunDirectory, open_run
 from hpcpace.core.text import NS_PER_MS, NS_PER_S
 from hpcpace.lab.lab import Lab
@@ -91,3 +92,23 @@ def test_host_whose_samples_are_wrong_by_a_millisecond_is_named(
     shown = lab.run("hpcpace", "report", str(wrong))
     assert shown.returncode == 1
     assert f"the clock of {host} is wrong" in " ".join(shown.stdout.split())
+
+
+@pytest.mark.parametrize("step_s", [0.05, -0.05])
+def test_host_whose_clock_is_stepped_during_a_job_is_named_and_no_rank(
+    lab: Lab, queue: JobQueue, tmp_path: Path, step_s: float
+) -> None:
+    arguments = ("-N4", "--ntasks-per-node=1", SBATCH / "gpt2_pp.sh", "--mesh", "dp=4", "--steps", "150")
+    job_id = queue.submit(*arguments, "--seq-len", "32", cwd=tmp_path, environ=SETTINGS)
+    path = tmp_path / "runs" / f"{job_id}-gpt2_pp"
+    while len(list(path.glob("attempt-0/trace/rank-*.h5"))) < 4:
+        assert not queue.job(job_id).finished
+        time.sleep(0.2)
+    fault_id = inject(lab, "clock", "n3", "--step", str(step_s), "--start", "3")
+    job = queue.wait(job_id, timeout_s=JOB_TIMEOUT_S)
+    inject(lab, "undo", fault_id)
+    assert job.state == "COMPLETED", job.output.read_text()
+    summary = report(lab, path)
+    ((hosts, size_ns),) = ((jump["hosts"], jump["size_ns"]) for jump in summary["clocks"]["jumps"])
+    assert (hosts, abs(size_ns - step_s * NS_PER_S) < 10 * NS_PER_MS) == (["n3"], True)
+    assert [one for finding in summary["verdict"]["findings"] for one in finding["culprits"]] == []

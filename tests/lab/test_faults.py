@@ -120,6 +120,51 @@ def test_paused_host_stands_still_until_the_duration_is_over(lab: Lab) -> None:
     assert events(lab, fault_id) == ["fault-begin", "fault-end"]
 
 
+_CLOCKS = "import time; up_s = float(open('/proc/uptime').read().split()[0])"
+_CLOCKS += "; print(time.monotonic_ns() - up_s * 1e9, time.time_ns())"
+
+
+def _clocks_ns(lab: Lab, host: str) -> tuple[float, int]:
+    """Return how far CLOCK_MONOTONIC of a host's processes is ahead of its kernel's, and their CLOCK_REALTIME."""
+    ahead, realtime = on(lab, host, sys.executable, "-S", "-c", _CLOCKS).split()
+    return float(ahead), int(realtime)
+
+
+@pytest.mark.parametrize("step_s", [100, -100])
+def test_clocks_of_one_host_are_stepped_and_stepped_back(lab: Lab, step_s: int) -> None:
+    near_ns = 20e9  # starting Python on a busy machine
+    fault_id = inject(lab, "clock", "n2", "--step", str(step_s), "--clock", "realtime")
+    assert abs(_clocks_ns(lab, "n2")[1] - time.time_ns() - step_s * 1e9) < near_ns
+    assert [abs(_clocks_ns(lab, "n1")[1] - time.time_ns()) < near_ns, abs(_clocks_ns(lab, "n2")[0]) < 1e9] == [True] * 2
+    undo(lab, fault_id)
+    assert abs(_clocks_ns(lab, "n2")[1] - time.time_ns()) < near_ns
+
+
+_ANSWERS = "import sys, time\nfor _ in sys.stdin: print(time.monotonic_ns(), flush=True)"
+
+
+def test_a_running_process_sees_its_monotonic_clock_step_and_never_go_back(lab: Lab) -> None:
+    command = [sys.executable, "-m", "hpcpace", "lab", "run", "--name", lab.files.name, "--on", "n2", "--"]
+    command += [sys.executable, "-c", _ANSWERS]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(command, text=True, **pipes) as process:
+        assert process.stdin is not None and process.stdout is not None
+
+        def now_s() -> float:
+            process.stdin.write("now\n")
+            process.stdin.flush()
+            return int(process.stdout.readline()) / 1e9
+
+        before_s, begin_s = now_s(), time.monotonic()
+        fault_id = inject(lab, "clock", "n2", "--step", "1000")
+        stepped_s = now_s()
+        assert abs(stepped_s - before_s - 1000) <= time.monotonic() - begin_s
+        undo(lab, fault_id)
+        still_s = now_s()
+        assert stepped_s <= still_s == now_s()
+        process.stdin.close()
+
+
 def test_killed_host_is_gone_and_boots_again(lab: Lab) -> None:
     on(lab, "n4", "touch", "/tmp/before")
     fault_id = inject(lab, "kill-host", "n4")

@@ -13,6 +13,7 @@ from hpcpace.core.errors import UsageError
 from hpcpace.lab.fault_kinds import (
     KINDS,
     ChangeMtu,
+    ClockStep,
     FillDisk,
     FlapLink,
     KillHost,
@@ -41,6 +42,10 @@ def flap(link: str = "n1", period_s: float = 4.0, down_s: float = 1.0) -> FlapLi
     return FlapLink(link=link, period_s=period_s, down_s=down_s)
 
 
+def clock_step(step_s: float, host: str = "n1") -> ClockStep:
+    return ClockStep(host=host, step_s=step_s, clock="monotonic")
+
+
 @pytest.fixture(autouse=True)
 def _has_iperf3(monkeypatch):
     monkeypatch.setattr(shutil, "which", lambda name, path: name)
@@ -64,11 +69,18 @@ def _has_iperf3(monkeypatch):
         KillRank(job=1, rank=0, signal="STOP"),
         FillDisk(host="n1", left_bytes=0),
         ChangeMtu(host="n1", mtu=9000),
+        clock_step(-0.05),
     ],
     ids=lambda fault: fault.kind,
 )
 def test_accepts_what_fits_the_lab(lab, fault):
+    lab.files.clock_library.touch()
     fault.check(lab)
+
+
+def test_a_lab_without_the_library_has_clocks_that_cannot_be_stepped(lab):
+    with pytest.raises(UsageError, match=r"cannot be stepped, because hpcpace/lab/host_clock.cpp was not compiled"):
+        clock_step(0.05).check(lab)
 
 
 @pytest.mark.parametrize(
@@ -107,6 +119,10 @@ def test_accepts_what_fits_the_lab(lab, fault):
             "--signal NOTHING: no such signal; name one like KILL, TERM or STOP",
         ),
         (FillDisk(host="n9", left_bytes=0), _NO_HOST),
+        (clock_step(0.05, host="n9"), _NO_HOST),
+        (clock_step(0.0), "--step is 0 s: it must not be 0, and at most 3600 either way"),
+        (clock_step(-3601.0), "--step is -3601 s: it must not be 0, and at most 3600 either way"),
+        (clock_step(math.nan), "--step is nan s: it must not be 0, and at most 3600 either way"),
         (ChangeMtu(host="n9", mtu=1500), _NO_HOST),
     ],
 )
@@ -169,7 +185,7 @@ def test_says_what_it_happens_to(fault, target):
 
 def test_every_kind_is_known_by_its_own_name():
     assert all(kind.kind == name for name, kind in KINDS.items())
-    assert len(KINDS) == 13
+    assert len(KINDS) == 14
 
 
 class _Process:

@@ -28,6 +28,7 @@ _SETTINGS = {
     "traffic": {"source": "n249", "destination": "n250", "rate": "999.5mbit", "streams": 64},
     "neighbour": {"host": "n250", "load": "memory", "processes": 64, "core": 1023},
     "pause-host": {"host": "n250"},
+    "clock": {"host": "n250", "step_s": -3599.999, "clock": "monotonic"},
     "kill-host": {"host": "n250"},
     "kill-rank": {"job": 99999, "rank": 1023, "signal": "VTALRM"},
     "fill-disk": {"host": "n250", "left_bytes": 1 << 40},
