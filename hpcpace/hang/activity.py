@@ -268,7 +268,40 @@ def _activity(pid: int, looks: Sequence[_Look], over_ns: int) -> Activity:
         state = State.RUNNING
     else:
         state = State.ASLEEP
-    return Activity(state=state, cores=cores, over_ns=over_ns, is_now=True, pid=pid)
+    waits = _sleeps_for(pid) if state is State.ASLEEP else ""
+    return Activity(state=state, cores=cores, over_ns=over_ns, is_now=True, pid=pid, waits=waits)
+
+
+# Functions of the kernel in which a main thread sleeps (proc(5), wchan), up to Linux 6.18. Others, such as those of a
+# futex, say nothing of what for.
+_WAITS = {
+    "wait_for_partner": "to open a pipe, as nobody has its other end open",
+    "fifo_open": "to open a pipe, as nobody has its other end open",
+    "pipe_write": "in a write to the pipe",
+    "anon_pipe_write": "in a write to the pipe",
+    "pipe_read": "in a read from the pipe",
+    "anon_pipe_read": "in a read from the pipe",
+    "sk_wait_data": "in a read from a TCP connection",
+    "sk_stream_wait_memory": "in a write to a TCP connection",
+    "unix_stream_read_generic": "in a read from a Unix socket",
+    "unix_stream_data_wait": "in a read from a Unix socket",
+    "do_wait": "for the end of a child process",
+    "locks_lock_inode_wait": "for a file lock",
+    "fcntl_setlk": "for a file lock",
+}
+
+
+def _sleeps_for(pid: int) -> str:
+    """Return what the main thread of a process sleeps for; empty where the kernel does not say it."""
+    try:
+        what = _WAITS.get(Path(f"/proc/{pid}/wchan").read_text(encoding="ascii").partition(".")[0], "")
+        if not what.endswith("pipe"):
+            return what
+        file = int(Path(f"/proc/{pid}/syscall").read_text(encoding="ascii").split()[1], 16)
+        path = Path(f"/proc/{pid}/fd/{file}")
+        return f"{what} {path.readlink()}" if path.is_fifo() else what
+    except (OSError, ValueError, IndexError):
+        return ""
 
 
 def _processes(attempt: Attempt, ranks: Sequence[int]) -> dict[int, int]:

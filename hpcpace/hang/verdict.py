@@ -197,7 +197,7 @@ def _activities(hang: Hang, job: JobView) -> Iterable[str]:
         if (activity := job.ranks[rank].activity) is not None:
             over = format_duration(activity.over_ns)
             when = f"for {over} just now" if activity.is_now else f"in the last {over} that it recorded"
-            yield f"rank {rank} used {activity.cores:.2f} cores {when}: it is {activity.state}"
+            yield f"rank {rank} used {activity.cores:.2f} cores {when}: it is {activity}"
 
 
 def _stacks(hang: Hang, job: JobView) -> Iterable[str]:
@@ -231,6 +231,9 @@ def _advice(hang: Hang, job: JobView) -> str:
             if any(job.ranks[rank].is_gone for rank in hang.culprits):
                 host = "its host" if len(named) == 1 else "their hosts"
                 return f"read the log of {hosts}, and look for the out-of-memory killer on {host} (dmesg)"
+            views = [job.ranks[rank] for rank in named]
+            if _are_here(views) and not any(str(view.activity) == State.STOPPED for view in views):
+                return f"{look}: its process is there, but no thread of its Python runs"
             return f"see whether the host of {hosts} answers, and whether its process was stopped or killed (ps, dmesg)"
         case HangKind.PEERS_LEFT if hang.could_be:
             return f"check the devices and hosts of {hosts} (nvidia-smi, dmesg), and the links between them"
@@ -510,7 +513,7 @@ def doing_words(view: RankView, *, is_many: bool = False) -> str:
 
 def _with_state(view: RankView, *, is_many: bool) -> str:
     """Return what a rank does, and whether it sleeps meanwhile."""
-    doing, state = doing_words(view, is_many=is_many), "" if view.activity is None else str(view.activity.state)
+    doing, state = doing_words(view, is_many=is_many), "" if view.activity is None else str(view.activity)
     return ", ".join(dict.fromkeys(filter(None, (doing, state))))
 
 
@@ -529,9 +532,14 @@ def _gone(hang: Hang, job: JobView) -> str:
         return "ended" + (f" ({printable(listed(ends))})" if ends else "")
     seen = [view.seen_ns for view in views if view.seen_ns is not None]
     silent = f" for {format_duration(job.now_ns - max(seen))}" if seen else ""
-    is_stopped = all(view.activity is not None and view.activity.state is State.STOPPED for view in views)
-    stopped = f"{is_or_are(hang.culprits)} stopped, and " if is_stopped else ""
-    return f"{stopped}{'has' if len(views) == 1 else 'have'} shown no sign of life{silent}"
+    said = sorted({str(view.activity) for view in views}) if _are_here(views) else []
+    now = f"{is_or_are(hang.culprits)} {listed(said)}, and " if said else ""
+    return f"{now}{'has' if len(views) == 1 else 'have'} shown no sign of life{silent}"
+
+
+def _are_here(views: Sequence[RankView]) -> bool:
+    """Return whether the processes of all ranks were seen just now."""
+    return all(view.activity is not None and view.activity.is_now for view in views)
 
 
 def ranks_on_hosts(ranks: Sequence[int], job: JobView) -> str:

@@ -43,6 +43,7 @@ class Activity:
         over_ns: the time over which that was measured.
         is_now: whether it was looked at just now, and not taken from what the rank recorded.
         pid: its process on this host; None where it runs elsewhere.
+        waits: what it sleeps for, like "in a write to the pipe /tmp/x"; empty where unknown.
     """
 
     state: State
@@ -50,6 +51,10 @@ class Activity:
     over_ns: int
     is_now: bool
     pid: int | None = None
+    waits: str = ""
+
+    def __str__(self) -> str:
+        return f"waiting {self.waits}" if self.waits else str(self.state)
 
 
 @dataclass(frozen=True, order=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -62,6 +63,39 @@ def test_a_process_on_this_host_is_found_by_its_open_journal(
             assert activity is not None
             assert (activity.state, activity.is_now, activity.pid) == (state, True, process.pid)
             assert seen(attempt) is None  # nothing is known of a process where the run has ended
+        finally:
+            process.kill()
+
+
+PIPES = """
+import os, sys
+journal = open(sys.argv[1], "rb")
+print("ready", flush=True)
+if sys.argv[2] == "open":
+    open(sys.argv[3], "wb")
+pipe = os.open(sys.argv[3], os.O_RDWR)
+os.read(pipe, 1) if sys.argv[2] == "read" else os.write(pipe, bytes(1 << 20))
+"""
+
+
+@each_case(
+    ("does", "waits"),
+    [
+        ("open", "to open a pipe, as nobody has its other end open"),
+        ("write", "in a write to the pipe {pipe}"),
+        ("read", "in a read from the pipe {pipe}"),
+    ],
+)
+def test_a_process_that_waits_for_a_pipe_waits_for_that_one(tmp_path: Path, does: str, waits: str) -> None:
+    attempt, pipe = waiting_job().write(tmp_path / "run"), tmp_path / "pipe"
+    journal = attempt.trace_file(1).with_suffix(".journal")
+    os.mkfifo(pipe)
+    command = [sys.executable, "-c", PIPES, journal, does, pipe]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None and process.stdout.readline() == b"ready\n"
+            activity = seen(attempt, is_running=True)
+            assert activity is not None and str(activity) == f"waiting {waits.format(pipe=pipe)}"
         finally:
             process.kill()
 

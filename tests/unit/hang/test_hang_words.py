@@ -88,6 +88,17 @@ def test_of_a_rank_without_a_sign_of_life_it_is_not_said_what_it_does_now() -> N
     assert said.advice.startswith("see whether the host of rank 2 on n1 answers")
 
 
+def test_of_a_process_that_is_there_it_is_said_what_it_waits_for_though_nothing_of_it_is_recorded() -> None:
+    waits = Activity(
+        state=State.ASLEEP, cores=0.0, over_ns=NS_PER_S, is_now=True, pid=4711, waits="in a write to the pipe x"
+    )
+    views = [rank_in(rank, entered=5, is_open=True, seen_ns=39 * NS_PER_S) for rank in (0, 1, 3)]
+    silent = rank_in(2, entered=4, is_open=False, seen_ns=5 * NS_PER_S, activity=waits)
+    said = words([*views, silent])
+    assert "rank 2 on n1, which is waiting in a write to the pipe x, and has shown no sign of life for" in said.headline
+    assert said.advice.startswith("look at the stack of rank 2 (py-spy dump --pid 4711): its process is there")
+
+
 def test_nobody_is_named_where_all_are_inside() -> None:
     said = words([rank_in(rank, entered=5, is_open=True) for rank in range(4)])
     assert said.headline == (
