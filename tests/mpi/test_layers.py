@@ -8,6 +8,7 @@ from subprocess import CompletedProcess
 
 import numpy as np
 import pytest
+from buffers_program import BUFFERS_BYTES, NUM_STEPS
 
 from hpcpace.core.rundir import open_run
 from hpcpace.observe.collectives.switched import find_layer
@@ -15,6 +16,7 @@ from hpcpace.trace.reader import read_trace
 from hpcpace.trace.schema import ExitKind, Op
 
 PROGRAM = Path(__file__).with_name("layer_program.py")
+BUFFERS = Path(__file__).with_name("buffers_program.py")
 # (step, group, seq, op, bytes, peer): the world is group 0 and its copy group 1.
 COLLECTIVES = [
     (0, 0, 0, Op.ALL_REDUCE, 16, -1),
@@ -66,3 +68,18 @@ def test_every_call_leaves_its_row(
         assert (rows["blocked_ns"] <= rows["exit_ns"] - rows["enter_ns"] + 1024).all()
         blocking = np.isin(rows["op"], [Op.BROADCAST, Op.ALL_GATHER, Op.REDUCE, Op.GATHER, Op.SCATTER, Op.BARRIER])
         assert set(rows["exit_kind"][blocking]) == {ExitKind.WAIT}
+
+
+@pytest.mark.parametrize("is_compiled", [False] if find_layer() is None else [False, True])
+def test_ranks_are_blocked_while_ddp_gives_them_the_buffers_of_a_model(
+    mpiexec: Callable[..., CompletedProcess[str]], tmp_path: Path, is_compiled: bool
+) -> None:
+    result = mpiexec(2, BUFFERS, tmp_path / "run", HPCPACE_TRACE_COMPILED=str(is_compiled).lower())
+    assert result.returncode == 0, result.stderr
+    (attempt,) = open_run(tmp_path / "run").attempts()
+    for path in attempt.trace_files().values():
+        rows = read_trace(path).tables["collectives"]
+        # DDP also broadcasts the order of its buckets, once.
+        rows = rows.select((rows["op"] == Op.BROADCAST) & np.isin(rows["bytes"], BUFFERS_BYTES))
+        assert rows["step"].tolist() == sorted([*range(NUM_STEPS)] * len(BUFFERS_BYTES))
+        assert (abs(rows["exit_ns"] - rows["enter_ns"] - rows["blocked_ns"]) <= 1024).all()

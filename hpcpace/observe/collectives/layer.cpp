@@ -12,6 +12,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <thread>
 #include <tuple>
 #include <unordered_map>
 #include <utility>
@@ -83,6 +84,7 @@ struct Open {
   const void* address = nullptr;
   bool is_message, is_recv, has_future;
   bool waiting = false;
+  bool in_blocking_call = false;
 };
 
 // What is read from the arguments, before the operator consumes them.
@@ -206,6 +208,35 @@ class Layer : public std::enable_shared_from_this<Layer> {
         close(*opened, 0, works);
       }
     }
+  }
+
+  // What this thread calls from now on, torch waits for by itself, in C++, where no wait is seen.
+  void begin_blocking_call() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    blocking_thread_ = std::this_thread::get_id();
+  }
+
+  // It was blocked until what it called completed; after an error, what has not stays open.
+  void end_blocking_call(bool has_returned) {
+    const int64_t end_ns = now_ns();
+    std::vector<WorkPtr> works;
+    std::lock_guard<std::mutex> lock(mutex_);
+    blocking_thread_ = {};
+    std::vector<Open*> waited;
+    for (auto& [work, opened] : open_) {
+      if (std::exchange(opened.in_blocking_call, false)) {
+        waited.push_back(&opened);
+      }
+    }
+    for (Open* opened : waited) {
+      opened->waiting = false;
+      opened->row.blocked_ns = (opened->row.exit_ns ? opened->row.exit_ns : end_ns) - opened->row.enter_ns;
+      if (has_returned || opened->row.exit_ns) {
+        opened->row.exit_kind = opened->row.exit_ns ? opened->row.exit_kind : WAIT;
+        close(*opened, opened->row.exit_ns ? opened->row.exit_ns : end_ns, works);
+      }
+    }
+    close_completed(works);
   }
 
   // Returns the rows since the last call, and how many more there was no room for.
@@ -439,7 +470,9 @@ class Layer : public std::enable_shared_from_this<Layer> {
         return;
       }
       number = ++last_number_;
-      open_[work.get()] = Open{row, work, number, &group, call.address, op.is_message, op.is_recv, future != nullptr};
+      const bool blocks = blocking_thread_ == std::this_thread::get_id();
+      open_[work.get()] =
+          Open{row, work, number, &group, call.address, op.is_message, op.is_recv, future != nullptr, blocks, blocks};
       if (call.address != nullptr) {
         by_address_[call.address] = work.get();
       }
@@ -609,6 +642,7 @@ class Layer : public std::enable_shared_from_this<Layer> {
   std::vector<Row> rows_;
   size_t num_dropped_ = 0;
   uint64_t last_number_ = 0;
+  std::thread::id blocking_thread_;  // none
   // Read without the mutex, for the many calls that concern no open operation.
   std::atomic<size_t> num_open_{0}, num_addresses_{0};
 };
@@ -678,6 +712,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
       .def("detach", &Layer::detach)
       .def("uninstall", &Layer::uninstall)
       .def("end_step", &Layer::end_step, py::call_guard<py::gil_scoped_release>())
+      .def("begin_blocking_call", &Layer::begin_blocking_call)
+      .def("end_blocking_call", &Layer::end_blocking_call)
       .def("take_rows", &Layer::take_rows)
       .def("open_rows", &Layer::open_rows)
       .def("entered", &Layer::entered)

@@ -17,6 +17,7 @@ function makes and frees a stack for that thread each time, which was measured t
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import deque
 from collections.abc import Callable
@@ -49,6 +50,8 @@ _KEY, _CUDA = dispatch_key().BackendSelect, dispatch_key().CUDA
 # Of a meta tensor, which only torch.compile passes here while it traces, nothing is sent, and it has no address.
 _META = dispatch_key().Meta
 _EXIT_KIND = 9
+# Private, tried with torch 2.11 and 2.13; without it, waits for the buffers of a model count as work.
+_COALESCED = "_broadcast_coalesced"
 
 
 class CollectiveObserver:
@@ -86,6 +89,8 @@ class CollectiveObserver:
         self._libraries: list[torch.library.Library] = []
         self._on_host: dict[str, bool] = {}
         self._habits = ExitStack()
+        self._blocking_thread = 0
+        self._in_blocking_call: list[OpenOperation] = []
 
     def install(self) -> None:
         """Install the observing layer over the operators."""
@@ -96,6 +101,7 @@ class CollectiveObserver:
             library.impl(operator.name, self._observed(operator), _KEY.name, with_keyset=True)
         functional.impl("wait_tensor", self._observed_wait_tensor(), _KEY.name, with_keyset=True)
         replace(self._habits, dist.Work, "wait", self._observed_wait)
+        observe_blocking_calls(self._habits, self.begin_blocking_call, self.end_blocking_call)
         if self._device_times is not None:
             follow_coalescing(self._habits, self._device_times)
             follow_streams(self._habits, SideStreams(self._device_times, attrgetter("cuda_stream")))
@@ -181,6 +187,22 @@ class CollectiveObserver:
                 opened.kind = ExitKind.NEVER
                 self._close(opened, 0)
 
+    def begin_blocking_call(self) -> None:
+        """Take what this thread calls from now on as waited for by torch itself, in C++, where no wait is seen."""
+        self._blocking_thread = threading.get_ident()
+
+    def end_blocking_call(self, has_returned: bool) -> None:
+        """Close what it called: it was blocked until that completed; after an error, what has not stays open."""
+        end_ns = time.monotonic_ns()
+        self._blocking_thread, waited, self._in_blocking_call = 0, self._in_blocking_call, []
+        self._close_completed()  # only takes their times
+        for opened in waited:
+            opened.waiting = False
+            opened.blocked_ns = (opened.exit_ns or end_ns) - opened.enter_ns
+            if has_returned or opened.exit_ns:
+                opened.kind = opened.kind if opened.exit_ns else ExitKind.WAIT
+                self._close(opened, opened.exit_ns or end_ns)
+
     def _observed(self, operator: Operator) -> Callable[..., Any]:
         redispatch = operator.overload.redispatch
         clock = time.monotonic_ns
@@ -263,6 +285,9 @@ class CollectiveObserver:
     def _follow(self, opened: OpenOperation, operator: Operator, args: tuple[Any, ...], work: Any) -> None:
         opened.work = work
         opened.key = id(work)  # stays valid because the record holds the object, and torch hands out the same one
+        if self._blocking_thread and self._blocking_thread == threading.get_ident():
+            opened.waiting = True
+            self._in_blocking_call.append(opened)
         self._open[opened.key] = opened
         if operator.op in MESSAGES or operator.is_blocking(args):
             return  # gloo's point-to-point works have no future; a blocking caller waits at once and closes it
@@ -411,6 +436,34 @@ class CollectiveObserver:
         self.num_failures += 1
         if self.num_failures == 1:
             self._warn(f"cannot record {operator.name}: {type(error).__name__}: {error}; training continues without it")
+
+
+def observe_blocking_calls(cleanup: ExitStack, begin: Callable[[], None], end: Callable[[bool], None]) -> None:
+    """Call functions around the broadcasts by which DDP gives all ranks the buffers of a model.
+
+    DDP does so before each forward pass of a model that has some, such as those of batch normalization. The root waits
+    for the last rank to come: by its work alone it would be late.
+
+    Args:
+        cleanup: until it closes.
+        begin: called before.
+        end: called after, with whether it has returned.
+    """
+
+    def observed(broadcast: Callable[..., None]) -> Callable[..., None]:
+        def broadcast_coalesced(*args: Any, **kwargs: Any) -> None:
+            begin()
+            has_returned = False
+            try:
+                broadcast(*args, **kwargs)
+                has_returned = True
+            finally:
+                end(has_returned)
+
+        return broadcast_coalesced
+
+    if hasattr(dist, _COALESCED):
+        replace(cleanup, dist, _COALESCED, observed)
 
 
 def _work(result: Any) -> Any:

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from hpcpace.observe.collectives.observer import CollectiveObserver
+from hpcpace.observe.collectives.observer import CollectiveObserver, observe_blocking_calls
 from hpcpace.observe.collectives.operations import FORGET_AFTER_STEPS, MESSAGES, GroupNumbers, Operator, operators
 from hpcpace.trace.recorder import Recorder
 from hpcpace.trace.schema import TABLES, Op
@@ -64,6 +64,7 @@ class CompiledObserver:
         self._layer = layer.Layer(described, self._groups.find, self._degrade, recorder.max_rows, first_number)
         self._original_wait: Any = None
         self._wait: Any = None
+        self._habits = ExitStack()
 
     def install(self) -> None:
         """Install the observing layer over the operators."""
@@ -72,6 +73,7 @@ class CompiledObserver:
         self._original_wait = dist.Work.wait
         self._wait = self._layer.observed_wait(self._original_wait)
         setattr(dist.Work, _WAIT, self._wait)
+        observe_blocking_calls(self._habits, self._layer.begin_blocking_call, self._layer.end_blocking_call)
 
     def detach(self) -> None:
         """Take no further operations; those that are open are followed until `uninstall`."""
@@ -79,6 +81,7 @@ class CompiledObserver:
         if self._original_wait is not None and vars(dist.Work).get(_WAIT) is self._wait:
             setattr(dist.Work, _WAIT, self._original_wait)
         self._original_wait = None
+        self._habits.close()
         self._layer.detach()
 
     def uninstall(self) -> None:
