@@ -309,7 +309,8 @@ def judge_all(folder: Path, cases: Sequence[str], *, page: str) -> None:
     print(counts)
     if page:
         loads = sorted(one.load for one in judged) or [0.0]
-        write_page(page, judged=judged, loads=loads, loads_of=_loads_of, counts=counts)
+        num_named = sum(bool(one.named) for one in judged if one.job.case in ("busy core", "memory thief"))
+        write_page(page, judged=judged, loads=loads, loads_of=_loads_of, counts=counts, num_named=num_named)
 
 
 def _loads_of(judged: Sequence[Judged], case: str) -> str:
