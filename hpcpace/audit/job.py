@@ -277,6 +277,7 @@ _MAX_DEVICES = 512
 _MAX_LINES = 100_000
 _HOST = re.compile(r"^\s*(?:\[?([A-Za-z0-9_.\-]+)\]?:)[ \t](?=.*(GPU\d|NIC\d|mlx|X|Legend|=|$))")
 _GPU = re.compile(r"GPU(\d{1,3})")
+_DEVICE = re.compile(r"[A-Za-z_]{1,60}\d[\w.\-]{0,60}")
 _AFFINITY = ("CPU Affinity", "NUMA Affinity", "GPU NUMA ID")
 _CELL = re.compile(r"X|SELF|NV\d{1,3}|NV#|PIX|PXB|PHB|NODE|SYS|SOC|XGMI|PCIE|DIS|NS|N/A|OK", re.IGNORECASE)
 _LEGEND = re.compile(r"^\s*(NIC\d{1,3}) ?: ?(\S{1,60})\s*$")
@@ -378,17 +379,12 @@ def _matrices(path: Path, lines: Sequence[tuple[int, str]]) -> Iterator[TopoMatr
 
 def _header(text: str) -> list[str]:
     """Return the columns of a header; empty if the line is none."""
-    if not re.match(r"\s*GPU\d{1,3}(\s|$)", text):
-        return []
-    rest = text
-    found = []
-    for name in _AFFINITY:
-        rest, count = re.subn(name.replace(" ", r"\s+"), " ", rest)
-        found += [name] * (count > 0)
-    devices = rest.split()
-    if any(_CELL.fullmatch(word) or re.fullmatch(r"[\d,\-]+", word) for word in devices) or len(devices) > _MAX_DEVICES:
-        return []
-    return [*devices, *found]
+    affinity = re.compile("|".join(name.replace(" ", r"\s+") for name in reversed(_AFFINITY)))
+    found = [" ".join(name.split()) for name in affinity.findall(text)]
+    devices = affinity.sub(" ", text).split()
+    are_names = all(_DEVICE.fullmatch(word) and not _CELL.fullmatch(word) for word in devices)
+    has_gpu = any(_GPU.fullmatch(word) for word in devices)
+    return [*devices, *found] if are_names and has_gpu and len(devices) <= _MAX_DEVICES else []
 
 
 def _row(matrix: TopoMatrix, text: str, place: str) -> None:

@@ -82,6 +82,15 @@ def test_every_form_of_the_text_says_the_same(tmp_path: Path) -> None:
     assert kinds == {name: ["GPU2", "GPU2"] for name in forms}
 
 
+def test_columns_may_stand_in_any_order(tmp_path: Path) -> None:
+    text = "\tmlx5_0\tGPU0\tGPU1\tNUMA Affinity\tCPU Affinity\n"
+    text += "mlx5_0\tX\tSYS\tPIX\t\t\nGPU0\tSYS\tX\tNV4\t3\t0-7\nGPU1\tPIX\tNV4\tX\t1\t8-15\n"
+    (tmp_path / "topo").write_text("GPU0 and GPU1 below are the ones in question\n" + text)
+    (matrix,) = read_topo(tmp_path / "topo")
+    assert (matrix.gpus, matrix.nics) == (["GPU0", "GPU1"], ["mlx5_0"])
+    assert (matrix.paths["GPU0"], matrix.cpus) == ({"mlx5_0": "SYS", "GPU1": "NV4"}, {"GPU0": 0xFF, "GPU1": 0xFF00})
+
+
 def test_machines_that_join_each_gpu_alike_are_left_alone(tmp_path: Path) -> None:
     cube = ["X NV1 NV1 NV2 NV2 SYS SYS SYS", "NV1 X NV2 NV1 SYS NV2 SYS SYS", "NV1 NV2 X NV2 SYS SYS NV1 SYS"]
     cube += ["NV2 NV1 NV2 X SYS SYS SYS NV1", "NV2 SYS SYS SYS X NV1 NV1 NV2", "SYS NV2 SYS SYS NV1 X NV2 NV1"]
