@@ -29,7 +29,6 @@ from hpcpace.diagnosis.run_state import is_running, journals_of, read_start
 from hpcpace.runs.measured import Conditions, MeasuredRun, from_summary, is_to_come, read_conditions, stored_run
 
 COLUMNS = ("date", "run", "step_time_s", "throughput", "nodes", "job", "ranks", "batch")
-_REQUIRED = ("run",)
 _SPEEDS = ("step_time_s", "throughput")
 _MAX_BYTES = 1 << 26
 _MAX_TOLD = 3
@@ -50,7 +49,7 @@ class CsvRun:
     Attributes:
         line: its number in the file, the header being 1.
         begun_unix_ns: when the run began; 0 where it has no date.
-        run, job: names of the run and of its kind; the kind is empty where not given.
+        run, job: names of the run, by default its line, and of its kind; the kind is empty where not given.
         step_ns: median step time; None where only a throughput is given.
         throughput: of all ranks, per second; None where only a step time is given.
         nodes: names of the nodes; empty where only their number is given, or nothing.
@@ -137,10 +136,9 @@ def _known_columns(path: Path, names: object, per: Per | None) -> tuple[list[str
 
 def _check_columns(path: Path, columns: Sequence[str]) -> None:
     known = f"known are {', '.join(COLUMNS)}, and a throughput of one GPU or node like samples/s/GPU"
-    if missing := [name for name in _REQUIRED if name not in columns]:
-        raise UsageError(f"{path} has no column {missing[0]!r} in its first line; {known}")
     if not set(_SPEEDS) & set(columns):
-        raise UsageError(f"{path} has neither a column step_time_s nor throughput; {known}")
+        told = "write one, like `nodes,throughput`, with commas between"
+        raise UsageError(f"{path} has neither a column step_time_s nor throughput in its first line: {told}; {known}")
     if unknown := [name for name in columns if name not in COLUMNS]:
         raise UsageError(f"{path} has a column {printable(unknown[0])!r}; {known}")
     if len(set(columns)) < len(columns):
@@ -162,7 +160,7 @@ def _csv_run(line: int, row: Mapping[str, str | None], per: Per | None, node_lis
     step_s, rate = (_optional(row, name, _speed) for name in _SPEEDS)
     if step_s is None and rate is None:
         raise ValueError("it has neither a step time nor a throughput")
-    name = (row["run"] or "").strip()
+    name = (row.get("run", f"line {line}") or "").strip()
     if not name:
         raise ValueError("its run has no name")
     nodes, num_nodes = _optional(row, "nodes", node_lists.read) or ((), 0)

@@ -149,7 +149,7 @@ def test_one_size_cannot_tell(hpcpace, runs: dict[int, Path]) -> None:
         (TABLE.replace("340", "fast"), "write a number"),
         (TABLE.replace("nodes", "hosts"), "column 'hosts'"),
         ("run,throughput\na,100\nb,190\n", "neither nodes nor ranks"),
-        ("", "no column 'run'"),
+        ("", "neither a column step_time_s nor throughput in its first line"),
         ("run,nodes,throughput\n", "no runs below its header"),
         ("run,nodes,throughput\na,0,5\nb,2,6\n", "nodes"),
     ],

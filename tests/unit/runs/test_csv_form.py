@@ -52,6 +52,15 @@ def test_a_throughput_of_one_gpu_needs_the_ranks_and_has_no_other_beside_it(tmp_
             read_csv(_file(tmp_path, text))
 
 
+def test_runs_without_names_are_told_apart_by_their_lines(tmp_path: Path) -> None:
+    runs = read_csv(_file(tmp_path, "nodes,throughput\n1,100\n2,190\n2,188\n"))
+    assert [(run.run, run.num_nodes, run.throughput) for run in runs] == [
+        ("line 2", 1, 100.0),
+        ("line 3", 2, 190.0),
+        ("line 4", 2, 188.0),
+    ]
+
+
 def test_a_mean_step_may_be_longer_than_its_median(tmp_path: Path) -> None:
     """Of a tenth of the steps, each five times as long, throughput knows, and the median does not."""
     (run,) = read_csv(_file(tmp_path, "run,step_time_s,throughput,batch\nr1,1.0,45.7,64\n"))
@@ -61,8 +70,8 @@ def test_a_mean_step_may_be_longer_than_its_median(tmp_path: Path) -> None:
 @each_case(
     ("text", "words"),
     [
-        ("", "no column 'run'"),
-        ("date,step_time_s\n2026-01-01,1\n", "no column 'run'"),
+        ("", "neither a column step_time_s nor throughput in its first line: write one, like `nodes,throughput`"),
+        ("1,100\n2,190\n", "neither a column step_time_s nor throughput in its first line: write one"),
         ("run,nodes\nr1,n1\n", "neither a column step_time_s nor throughput"),
         ("run,step_time_s,speed\nr1,1,2\n", "a column 'speed'"),
         ("run,step_time_s,run\nr1,1,2\n", "a column twice"),
