@@ -409,37 +409,28 @@ class _Builder:
         return self._add(kind, rank, position, weight_ns)
 
     def _add_transfers(self, operations: Operations, waits: Waits, arrival: _Arrival) -> Ints:
-        """Add the transfers; of a message that travels, what is left once it has arrived and its receiver is ready.
+        """Add the transfers; of a message, what is left once both its sides are there, or it has arrived if it travels.
 
-        The wait of a sender that no gate holds back is part of its transfer. A batch takes what is left once both sides
-        of all its messages are there: the transfer of its last one, which follows the others in their queue.
+        Where no gate holds a sender back, it takes all the time since it entered. A batch takes what is left once that
+        is so of all its messages: the transfer of its last one, which follows the others in their queue.
         """
         table, (first, second) = self._slots.table, self._events.queue
         gate_of, batch, travelling = arrival.gate_of, arrival.batch, arrival.travelling
         enter, exit_ = operations.enter_ns[table], operations.exit_ns[table]
-        is_send = operations.op[table[:, 0]] == Op.SEND
-        sent_ns = np.zeros((int(gate_of.max()) + 1, table.shape[1]), np.int64)
-        sent_ns[gate_of[is_send]] = enter[is_send]
-        before_ns = np.zeros(table.shape, np.int64)
-        before_ns[second] = exit_[first]
-        ready_ns = np.maximum(np.maximum(enter, before_ns)[travelling], sent_ns[gate_of[travelling]] + arrival.way_ns)
-        wait_ns, transfer_ns = waits.wait_ns[table], waits.transfer_ns[table]
-        is_message = is_one_of(operations.op[table[:, 0]], MESSAGES)
-        begin_ns = np.maximum(enter + wait_ns, before_ns)  # others of its group may be in other queues
-        transfer_ns = np.where(is_message[:, None], np.maximum(exit_ - begin_ns, 0), transfer_ns)
-        weight_ns = np.where(arrival.is_free[:, None], wait_ns + transfer_ns, transfer_ns)
-        weight_ns[travelling] = np.maximum(exit_[travelling] - ready_ns, 0)
-        in_batch = np.flatnonzero(np.bincount(batch, minlength=len(batch))[batch] > 1)
-        met_ns = np.zeros(sent_ns.shape, np.int64)
+        op = operations.op[table[:, 0]]
+        sent_ns, met_ns = np.zeros((2, int(gate_of.max()) + 1, table.shape[1]), np.int64)
+        sent_ns[gate_of[op == Op.SEND]] = enter[op == Op.SEND]
         np.maximum.at(met_ns, gate_of, enter)
-        outside = first[batch[first] != batch[second]], second[batch[first] != batch[second]]
-        there_ns = np.where(arrival.is_free[:, None], enter, met_ns[gate_of])
-        there_ns[outside[1]] = np.maximum(there_ns[outside[1]], exit_[outside[0]])
-        all_there_ns = np.zeros(table.shape, np.int64)
-        np.maximum.at(all_there_ns, batch[in_batch], there_ns[in_batch])
-        weight_ns[in_batch] = 0
-        last = np.unique(batch[in_batch])
-        weight_ns[last] = np.maximum(exit_[last] - all_there_ns[last], 0)
+        ready_ns = np.where(arrival.is_free[:, None], enter, met_ns[gate_of])
+        ready_ns[travelling] = np.maximum(enter[travelling], sent_ns[gate_of[travelling]] + arrival.way_ns)
+        is_outside = batch[first] != batch[second]
+        ready_ns[second[is_outside]] = np.maximum(ready_ns[second[is_outside]], exit_[first[is_outside]])
+        all_ready_ns = np.zeros(table.shape, np.int64)
+        np.maximum.at(all_ready_ns, batch, ready_ns)
+        weight_ns = waits.transfer_ns[table]
+        is_message = is_one_of(op, MESSAGES)
+        weight_ns[is_message] = np.maximum(exit_ - all_ready_ns, 0)[is_message]
+        weight_ns[batch != np.arange(len(batch))] = 0
         return self._add(TRANSFER, self._slots.rank, self._slots.position, weight_ns)
 
     def _add(self, kind: int | Ints, rank: Ints, position: Ints, weight_ns: NDArray[Any]) -> Ints:
