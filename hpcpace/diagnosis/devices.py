@@ -83,8 +83,20 @@ def is_timed_there(trace: RankTrace, operations: Table) -> Bools:
         operations: rows of its collectives.
     """
     if ENQUEUE_COLUMN in operations:
-        return np.asarray(operations["enter_ns"] != operations[ENQUEUE_COLUMN])
+        return ~_is_of_host(trace, operations)
     return np.full(len(operations), not has_device(trace))
+
+
+def _is_of_host(trace: RankTrace, operations: Table) -> Bools:
+    """Return which operations the host did, as over gloo, bool, (num_operations,): those that begin as it issues them.
+
+    So may one of a device that has run dry, whose group then says so by its backend.
+    """
+    groups = trace.tables["groups"]
+    of_devices = [name for name in groups.different("backend") if is_of_devices(name)]
+    numbers = np.unique(groups["id"][np.isin(groups["backend"], of_devices)])
+    begins_at_once = operations["enter_ns"] == operations[ENQUEUE_COLUMN]
+    return np.asarray(begins_at_once & ~np.isin(operations["group"], numbers))
 
 
 def on_devices(traces: Sequence[RankTrace], thresholds: ThresholdValues | None = None) -> list[RankTrace]:
@@ -317,7 +329,7 @@ def issued_operations(trace: RankTrace, step: Ints | None = None) -> Issued:
     columns = {name: [np.zeros(0, np.int64)] for name in names}
     for block in (at for first, stop in blocks for at in range(first, stop)):
         rows = stream.blocks(block, block + 1)
-        is_own = (rows[ENQUEUE_COLUMN] != 0) & (rows[ENQUEUE_COLUMN] != rows["enter_ns"])
+        is_own = (rows[ENQUEUE_COLUMN] != 0) & ~_is_of_host(trace, rows)
         rows = rows.select(is_own if step is None else is_own & np.isin(rows["step"], step))
         for name, of in names.items():
             columns[name].append(rows[of])

@@ -15,6 +15,7 @@ from hpcpace.core.thresholds import Thresholds, number
 from hpcpace.diagnosis.finding import Case
 from hpcpace.diagnosis.host_pace import HostPace
 from hpcpace.diagnosis.summary import Mode
+from hpcpace.metrics import Bools
 from hpcpace.metrics.resampling import Estimate
 from hpcpace.metrics.special import Z_95
 from hpcpace.metrics.stragglers import Straggler
@@ -165,14 +166,28 @@ def _most_gain(case: Case, found: Sequence[Straggler], pace: HostPace | None) ->
 
 def _works_longer(case: Case, straggler: Straggler) -> bool:
     """Return whether ranks surely work longer than others of their role, or have slower hosts."""
+    first, stop = straggler.step_range or (0, case.panels.work_ns.shape[1])
+    is_late = np.isin(np.arange(len(case.panels.role)), straggler.ranks)
+    is_other = ~is_late & np.isin(case.panels.role, case.panels.role[is_late])
+    return works_longer(case, is_late, is_other, straggler.effect.value, slice(first, stop))
+
+
+def works_longer(case: Case, late: Bools, others: Bools, effect: float, steps: slice = slice(None)) -> bool:
+    """Return whether devices surely work longer than others, or their hosts take longer; True where nobody asks.
+
+    Args:
+        case: what is judged.
+        late, others: the ranks, bool, (num_ranks,).
+        effect: by what part they seem to work longer.
+        steps: the steps that show it.
+    """
     if case.pace is None or case.panels.step is None:
         return True
-    first, stop = straggler.step_range or (0, len(case.panels.step))
-    pace = case.pace(case.panels.step[first:stop], straggler.ranks)
-    is_late, role = np.isin(pace.row, straggler.ranks), case.panels.role[pace.row]
-    is_other = ~is_late & np.isin(role, role[is_late])
+    pace = case.pace(case.panels.step[steps], np.flatnonzero(late).tolist())
+    is_late, is_other = late[pace.row], others[pace.row]
     if not is_other.any():
         return False
-    least = 1 + case.thresholds.of(SureThresholds).sure_part * straggler.effect.value
-    pairs = ((pace.figures(own), pace.figures(usual)) for own, usual in (("sure_ns", "most_ns"), ("issue_ns",) * 2))
+    least = 1 + case.thresholds.of(SureThresholds).sure_part * effect
+    issue_ns = pace.figures("issue_ns") - pace.figures("waiting_ns")
+    pairs = (pace.figures("sure_ns"), pace.figures("most_ns")), (issue_ns, issue_ns)
     return any(own[is_late].mean() >= least * np.median(usual[is_other]) for own, usual in pairs)

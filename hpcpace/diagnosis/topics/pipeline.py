@@ -21,6 +21,8 @@ from hpcpace.diagnosis.finding import (
     confidence_of,
 )
 from hpcpace.diagnosis.summary import Causes, Culprit, Mode
+from hpcpace.diagnosis.topics.beside_hosts import works_longer
+from hpcpace.diagnosis.topics.idle import HostThresholds
 from hpcpace.diagnosis.topics.stages import StagedEvidence, advice_of_imbalance, by_stage, stage_sentences
 from hpcpace.metrics import Floats, Ints
 from hpcpace.metrics.kernels import others_median
@@ -93,10 +95,14 @@ def find(case: Case) -> list[DiagnosisFinding]:
     share = (work - reference) / np.maximum(reference.mean(axis=1), 1.0)[:, None]
     mean, error, factor = block_error(share, case.settings.level / len(stages))
     slow = np.flatnonzero(mean > np.maximum(case.settings.imbalance_share, factor * error))
-    if not len(slow):
-        return []
     slow = slow[mean[slow].argsort()[::-1]]
     found = {int(stages[at]): stage_excess(work_ns, panels.stage, int(stages[at]), limits.alike_level) for at in slow}
+    if panels.host_ns.any() or panels.explained_idle_ns:
+        is_sure = _are_sure(case, {of: effect for of, (effect, _) in found.items()})
+        slow = slow[[is_sure[int(of)] for of in stages[slow]]]
+        found = {int(of): found[int(of)] for of in stages[slow]}
+    if not found:
+        return []
     loss_share, interval = float((work.max(axis=0) - work.mean(axis=0)).mean()) / panels.mean_time_ns, None
     if steps is not None:
         gain = stages_gain(
@@ -132,6 +138,22 @@ def find(case: Case) -> list[DiagnosisFinding]:
             ),
         )
     ]
+
+
+def _are_sure(case: Case, found: dict[int, float]) -> dict[int, bool]:
+    """Return of stages, by number, whether more work is theirs for sure where devices wait for their hosts.
+
+    Where in a schedule equally slow hosts hold a device up depends on the schedule, and idle time may look like work.
+
+    Args:
+        case: what is judged.
+        found: the excess of each.
+    """
+    panels, stage = case.panels, case.panels.stage
+    is_other = (stage >= 0) & ~np.isin(stage, list(found))
+    least = 1 + case.thresholds.of(HostThresholds).slower_host
+    has_slow_host = {of: len(panels.issue_ratio) and panels.issue_ratio[stage == of].mean() > least for of in found}
+    return {of: bool(has_slow_host[of]) or works_longer(case, stage == of, is_other, found[of]) for of in found}
 
 
 def _relative_error(effect: float, interval: tuple[float, float]) -> float:
