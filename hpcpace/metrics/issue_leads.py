@@ -19,6 +19,7 @@ import numpy as np
 from hpcpace.metrics import Bools, Floats, Ints
 from hpcpace.metrics.host_waits import HostPaceThresholds, Stretches
 from hpcpace.metrics.phases import CoveredTime
+from hpcpace.trace.schema import RESOLUTION_NS
 
 _LOWER, _UPPER = 0.25, 0.75  # statistics: quantiles in place of extremes, which noise moves
 _SURE_SHARE = 0.01  # statistics: of a piece; a device that may be idle for less is ahead
@@ -29,6 +30,7 @@ _MIN_OPEN = 8  # statistics: of those, from which both halves have a median
 _OF_MEDIAN = 0.93  # statistics: standard error of a median by quartiles, 1.2533 / 1.349, for normal values
 _MAX_ERROR = 0.2  # statistics: standard error of a slope that distinguishes 0 from 1
 _MIN_SPREAD_NS = 2_000  # format: marks of a device are wrong by as much
+_ROUNDING_NS = RESOLUTION_NS["collectives"]["enqueue_ns"]
 _NUM_REPEATED = 20  # statistics: steps after which a host or its device sets the pace
 
 
@@ -152,8 +154,10 @@ def cut_at_operations(stretches: Stretches, issued: Issued, num_pieces: int | No
     """
     host_begin = stretches.begin_ns - stretches.lead_before_ns
     host_end = stretches.end_ns - stretches.lead_after_ns
-    first = np.searchsorted(issued.issue_ns, host_begin, side="right")
-    count = np.maximum(np.searchsorted(issued.issue_ns, host_end, side="left") - first, 0)
+    # What was issued at a mark counts before it, to whichever side its time was rounded.
+    edges = host_begin + _ROUNDING_NS, host_end + _ROUNDING_NS
+    first, stop = (np.searchsorted(issued.issue_ns, edge, side="right") for edge in edges)
+    count = np.maximum(stop - first, 0)
     usual = int(np.bincount(count).argmax()) if num_pieces is None else num_pieces - 1
     rows = np.flatnonzero(count == usual)
     at = first[rows][:, None] + np.arange(usual)
