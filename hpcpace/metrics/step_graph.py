@@ -41,7 +41,7 @@ from hpcpace.metrics.segments import DEVICE_ERROR_NS, LocalWork, left_early_ns
 from hpcpace.metrics.steps import StepPanel
 from hpcpace.metrics.waits import NO_BLOCKS, Blocks, Waits, blocks_of
 from hpcpace.metrics.what_if import GATE, START, TRANSFER, WAIT, WORK, StepGraph
-from hpcpace.trace.schema import ExitKind, Op
+from hpcpace.trace.schema import RESOLUTION_NS, ExitKind, Op
 
 
 def messages_in_flight(operations: Operations, table: Ints, gate_of: Ints) -> tuple[Ints, Ints]:
@@ -152,6 +152,7 @@ def _first_slots(matching: Matching, table: Ints) -> Ints:
 _NONE = -1
 _MAX_PLACES = 8  # speed: ranks, and steps of each, that show where a wait comes: all have it at the same place
 _OVERTAKING_SHARE = 0.05  # statistics: of pairs of messages; less may be errors of single times
+_ROUNDING_NS = RESOLUTION_NS["collectives"]["enter_ns"]
 _SEEN_NS = 2_048  # format: a shorter wait may be rounding alone
 
 
@@ -254,6 +255,7 @@ def _events(
     usual_ns = np.median(time_ns - enter.min(axis=0), axis=1)
     under_way, all_done_ns = np.zeros(0, np.int64), np.full(block_ns.shape, _NONE)
     if len(block_ns):
+        usual_ns[-num_ranks:] += _ROUNDING_NS  # what is entered as a wait begins comes before it
         under_way = np.flatnonzero(usual_ns[:num_slots] <= usual_ns[-num_ranks:][slots.rank])
         np.maximum.at(all_done_ns, slots.rank[under_way], exit_[under_way])
     rank = np.concatenate([slots.rank, slots.rank[blocking], np.arange(len(block_ns))])
