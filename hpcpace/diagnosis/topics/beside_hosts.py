@@ -69,7 +69,7 @@ def cost_of(case: Case, found: list[Straggler], by_work: Callable[[Sequence[Stra
     """
     pace = None if case.pace is None or case.panels.step is None else case.pace(case.panels.step, ())
     alone = _alone(case, found, by_work, pace)
-    most, is_host_bound = _most_gain(case, found, pace), any(each.mode == Mode.HOST for each in case.findings)
+    most, is_host_bound = most_gain(case, _rows(found)), any(each.mode == Mode.HOST for each in case.findings)
     is_limited = alone.share > most
     if not is_limited and not is_host_bound:
         return alone
@@ -80,7 +80,7 @@ def cost_of(case: Case, found: list[Straggler], by_work: Callable[[Sequence[Stra
         sure = [each for each in found if _works_longer(case, each)] or found
     if len(sure) < len(found) and (sure or is_host_bound):
         alone = _alone(case, sure, by_work, pace) if sure else StragglerCost(found=[], share=0.0)
-        most = _most_gain(case, sure, pace) if sure else most
+        most = most_gain(case, _rows(sure)) if sure else most
     taken = alone.share - most
     if taken <= 0:
         return alone
@@ -94,7 +94,7 @@ def _alone(
     """Return what stragglers cost where no host is in the way but those that wait for their devices."""
     if case.steps is None:
         return _by_work(case, found, max(by_work(found), 0.0))
-    ranks = sorted({rank for each in found for rank in each.ranks})
+    ranks = _rows(found)
     change = Change(kind="stragglers", id=ranks[0], ranks=tuple(ranks))
     cost = case.cost(case.steps.gain(change), _usual_error(case, found))
     if case.is_clock_wrong:  # so are the waits of rebuilt steps for messages, and own work needs no clock
@@ -155,11 +155,15 @@ def _are_waiting(case: Case, late: Sequence[int], pace: HostPace) -> bool:
     return bool((own_ns >= least * case.rest.mean_time_ns).any())
 
 
-def _most_gain(case: Case, found: Sequence[Straggler], pace: HostPace | None) -> float:
+def _rows(found: Sequence[Straggler]) -> list[int]:
+    return sorted({rank for each in found for rank in each.ranks})
+
+
+def most_gain(case: Case, late: Sequence[int]) -> float:
     """Return what a step can gain at most with the hosts of the ranks that are not late; 1 where that is not known."""
-    late = sorted({rank for each in found for rank in each.ranks})
-    if pace is None:
+    if case.pace is None or case.panels.step is None:
         return 1.0
+    pace = case.pace(case.panels.step, ())
     least_ns = pace.figures("least_ns")[~np.isin(pace.row, late)]
     return max(1 - float(least_ns.max()) / case.rest.mean_time_ns, 0.0) if least_ns.any() else 1.0
 

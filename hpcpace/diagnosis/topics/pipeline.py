@@ -21,7 +21,7 @@ from hpcpace.diagnosis.finding import (
     confidence_of,
 )
 from hpcpace.diagnosis.summary import Causes, Culprit, Mode
-from hpcpace.diagnosis.topics.beside_hosts import works_longer
+from hpcpace.diagnosis.topics.beside_hosts import most_gain, works_longer
 from hpcpace.diagnosis.topics.idle import HostThresholds
 from hpcpace.diagnosis.topics.stages import StagedEvidence, advice_of_imbalance, by_stage, stage_sentences
 from hpcpace.metrics import Floats, Ints
@@ -83,7 +83,7 @@ def find(case: Case) -> list[DiagnosisFinding]:
     more work than the others, all at once, because half of the stages may be on slower nodes; where steps are not
     rebuilt, the slowest stage less the mean one.
     """
-    panels, steps, limits = case.panels, case.steps, case.thresholds.of(PipelineThresholds)
+    panels, limits = case.panels, case.thresholds.of(PipelineThresholds)
     stages = np.unique(panels.stage[panels.stage >= 0])
     if len(stages) < 2:
         return []
@@ -103,29 +103,14 @@ def find(case: Case) -> list[DiagnosisFinding]:
         found = {int(of): found[int(of)] for of in stages[slow]}
     if not found:
         return []
-    loss_share, interval = float((work.max(axis=0) - work.mean(axis=0)).mean()) / panels.mean_time_ns, None
-    if steps is not None:
-        gain = stages_gain(
-            steps,
-            case.pass_work,
-            panels.work_ns - panels.gc_ns,
-            panels.stage,
-            {of: effect for of, (effect, _) in found.items()},
-        )
-        cost = case.cost(gain, max(_relative_error(*each) for each in found.values()))
-        loss_share, interval = cost.value, cost.interval
     first, num_blocks = int(slow[0]), block_means(share).shape[1]
     p_value = float(stdtr(num_blocks - 1, -mean[first] / error[first])) if error[first] > 0 else 0.0
     evidence = ImbalanceEvidence(
         effect=found[int(stages[first])][0], stages=_stages(panels, list(found), case.thresholds.of(StageThresholds))
     )
-    if evidence.stages and all(each is not None and each.stages == (Stage.HOST,) for each in evidence.stages):
-        is_slow = np.isin(panels.stage, list(found))
-        case.rest = replace(case.rest, host_ns=np.where(is_slow[:, None], 0.0, case.rest.host_ns))
-        idle = case.stretches(Phase.IDLE)
-        if steps is not None and idle is not None:
-            cost = case.cost(idle.gain(steps, is_slow))
-            loss_share, interval = cost.value, cost.interval
+    loss_share, interval = _cost(case, found, evidence.stages)
+    if loss_share is None:
+        loss_share = float((work.max(axis=0) - work.mean(axis=0)).mean()) / panels.mean_time_ns
     return [
         DiagnosisFinding(
             evidence=evidence,
@@ -138,6 +123,43 @@ def find(case: Case) -> list[DiagnosisFinding]:
             ),
         )
     ]
+
+
+def _cost(
+    case: Case, found: dict[int, tuple[float, tuple[float, float]]], stages: Sequence[StageComparison | None]
+) -> tuple[float | None, tuple[float, float] | None]:
+    """Return what stages cost as a share of the step time, with the interval, and take their idle time from the case.
+
+    If all that they take longer for is idle time of their devices, that counts. If the hosts of the other stages let
+    the job go no faster than that, the interval is as wide on both sides as what they take back.
+
+    Args:
+        case: what is judged.
+        found: excess of each stage, with its interval.
+        stages: what each takes longer for.
+
+    Returns:
+        None where steps are not rebuilt.
+    """
+    panels, steps, is_slow = case.panels, case.steps, np.isin(case.panels.stage, list(found))
+    is_by_host = [each is not None and Stage.HOST in each.stages for each in stages]
+    by_host = [of for of, is_one in zip(found, is_by_host, strict=False) if is_one]
+    if by_host:
+        is_idle = np.isin(panels.stage, by_host)[:, None]
+        case.rest = replace(case.rest, host_ns=np.where(is_idle, 0.0, case.rest.host_ns))
+    if steps is None:
+        return None, None
+    is_only_by_host = by_host and all(each is not None and len(each.stages) == 1 for each in stages)
+    idle = case.stretches(Phase.IDLE) if is_only_by_host and len(by_host) == len(found) else None
+    if idle is not None:
+        cost = case.cost(idle.gain(steps, is_slow))
+    else:
+        effects = {of: effect for of, (effect, _) in found.items()}
+        gain = stages_gain(steps, case.pass_work, panels.work_ns - panels.gc_ns, panels.stage, effects)
+        cost = case.cost(gain, max(_relative_error(*each) for each in found.values()))
+    most = most_gain(case, np.flatnonzero(is_slow).tolist())
+    taken = cost.value - most
+    return (most, (max(most - taken, 0.0), cost.value)) if taken > 0 else (cost.value, cost.interval)
 
 
 def _are_sure(case: Case, found: dict[int, float]) -> dict[int, bool]:
