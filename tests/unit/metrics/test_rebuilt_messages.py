@@ -11,15 +11,15 @@ from known_runs import MS, known_run
 from hpcpace.metrics.operations import ProcessGroup
 from hpcpace.metrics.segments import local_work
 from hpcpace.metrics.step_graph import step_graph
-from hpcpace.metrics.waits import waits
-from hpcpace.metrics.what_if import Change, rebuild
+from hpcpace.metrics.waits import NO_BLOCKS, Blocks, waits
+from hpcpace.metrics.what_if import START, Change, rebuild
 from hpcpace.trace.schema import ExitKind, Op
 
 STEP_MS, NUM_STEPS = 50, 8
 
 
-def gain_of_rank_1(rows_of_step, removed_ms):
-    """Return the gain, milliseconds a step, if rank 1 works less; rows take the begin of their step and its number."""
+def graph_of(rows_of_step, blocks=NO_BLOCKS):
+    """Return the graph of steps; rows take the begin of their step and its number."""
     begin = np.tile(np.arange(NUM_STEPS) * STEP_MS * MS, (2, 1))
     rows = [[row for step in range(NUM_STEPS) for row in of_rank(step)] for of_rank in rows_of_step]
     run = known_run(rows, begin, begin + STEP_MS * MS, groups={0: (0, 1), 1: (0, 1)})
@@ -28,8 +28,15 @@ def gain_of_rank_1(rows_of_step, removed_ms):
     )
     done, role = replace(run.operations, groups=groups), np.arange(2)
     work = local_work(done, run.steps, ranks=run.ranks, role=role)
-    graph = step_graph(done, run.matching, waits(done, run.matching), work, run.steps, ranks=run.ranks, role=role)
+    waited = waits(done, run.matching)
+    graph = step_graph(done, run.matching, waited, work, run.steps, ranks=run.ranks, role=role, blocks=blocks)
     assert graph is not None
+    return graph
+
+
+def gain_of_rank_1(rows_of_step, removed_ms):
+    """Return the gain, milliseconds a step, if rank 1 works less; rows as of `graph_of`."""
+    graph = graph_of(rows_of_step)
     removed_ns = np.array([[0.0], [removed_ms * MS]])
     rebuilt = rebuild(graph)
     assert rebuilt.base_ns[1:] == pytest.approx(graph.measured_ns[1:], abs=5_000)
@@ -68,6 +75,38 @@ def test_a_batch_of_messages_waits_for_both_sides_of_all_of_them():
         return of_step
 
     assert gain_of_rank_1([rows(0, 10), rows(1, 20)], removed_ms=10) == pytest.approx(10, abs=0.1)
+
+
+def test_a_message_alone_whose_wait_shows_its_end_waits_for_its_other_side_as_well():
+    """Rank 0 is held from 10 ms on, until rank 1 receives at 20 ms: a batch of one message."""
+
+    def rows(rank, op, enter_ms):
+        return lambda step: [
+            row(step, 0, step, op, 1 - rank, enter_ms, 21, 21 - enter_ms, ExitKind.WAIT),
+            row(step, 1, step, Op.ALL_REDUCE, -1, 45, 46, 1),
+        ]
+
+    found = gain_of_rank_1([rows(0, Op.SEND, 10), rows(1, Op.RECV, 20)], removed_ms=10)
+    assert found == pytest.approx(10, abs=0.1)
+
+
+@pytest.mark.parametrize("rounded_ns", [(-128, 128), (0, 0), (128, -128), (128, 128)])
+def test_what_is_entered_as_a_wait_for_all_begins_comes_before_it(rounded_ns):
+    """Rank 0 enters its last operation at 30 ms and waits until 41 ms for rank 1, which works until 40 ms."""
+
+    def rows(rank, enter_ms):
+        at_ms = enter_ms + rounded_ns[rank] / MS
+        return lambda step: [
+            row(step, 0, step, Op.ALL_REDUCE, -1, 10, 11, 0),
+            row(step, 1, step, Op.ALL_REDUCE, -1, at_ms, 41, 0),
+        ]
+
+    begin_ms = [step * STEP_MS + of for of in (30, 40) for step in range(NUM_STEPS)]
+    end_ms = [step * STEP_MS + 41 for _ in range(2) for step in range(NUM_STEPS)]
+    of_ranks = np.repeat(np.arange(2), NUM_STEPS)
+    blocks = Blocks(rank=of_ranks, begin_ns=np.array(begin_ms) * MS, end_ns=np.array(end_ms) * MS)
+    graph = graph_of([rows(0, 30), rows(1, 40)], blocks)
+    assert (graph.weight_ns[graph.kind == START][:, 1:] < 5_000).all()  # both go on when it has ended
 
 
 def test_a_message_does_not_wait_for_one_in_front_of_it_that_ends_later():

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from hpcpace.metrics.host_waits import HostPaceThresholds
-from hpcpace.metrics.issue_leads import StepPace, step_pace
+from hpcpace.metrics.host_waits import HostPaceThresholds, Stretches
+from hpcpace.metrics.issue_leads import Issued, StepPace, cut_at_operations, step_pace
 
 MS, NUM_STEPS, PERIOD = 1_000_000, 8, 12
 
@@ -37,3 +37,17 @@ def test_a_host_that_reads_the_loss_issues_the_next_step_after_what_is_left():
     """Others held its device for 3 ms; after 2 ms of issuing, 8 ms of work are left, for which the host waits."""
     found = paced([0, 2, 4, 12], [0, 6, 9, 12], [0, 3, 3, 3])
     assert (found.least_ns, found.issue_ns, found.waiting_ns) == pytest.approx((8 * MS, 12 * MS, 8 * MS))
+
+
+@pytest.mark.parametrize("rounded_ns", [-128, 0, 128])
+def test_what_is_issued_at_a_mark_counts_before_it_to_whichever_side_it_was_rounded(rounded_ns):
+    begin, nothing, no = np.arange(2) * 10 * MS, np.zeros(2, np.int64), np.zeros(2, np.bool_)
+    stretches = Stretches(
+        step=np.arange(2), phase=nothing, piece=nothing, begin_ns=begin, end_ns=begin + 8 * MS, is_dry_before=no,
+        is_dry_after=no, collected_ns=nothing, host_ns=nothing + 8 * MS, lead_before_ns=nothing, lead_after_ns=nothing,
+    )  # fmt: skip
+    issue_ns = np.sort(np.concatenate([begin, begin + 8 * MS])) + rounded_ns
+    issued = Issued(issue_ns=issue_ns, enter_ns=issue_ns, exit_ns=issue_ns, blocked_ns=np.zeros(4, np.int64))
+    rows, columns = cut_at_operations(stretches, issued)
+    assert (rows.tolist(), columns.shape[2]) == ([0, 1], 2)
+    assert columns[2].tolist() == pytest.approx(np.array([[8 * MS, 0]] * 2), abs=200)
