@@ -184,6 +184,23 @@ def test_hosts_that_are_too_slow_in_a_pipeline_are_no_stage_s_fault(tmp_path, is
     assert verdict.loss_share == pytest.approx(cost, abs=HALF_A_POINT)
 
 
+STAGES = Layout(
+    kind="pipeline", num_ranks=4, pp=4, num_steps=40, num_layers=4, host_noise=0.03, num_microbatches=8, reads_loss=True
+)
+
+
+def test_a_slow_stage_costs_no_more_than_the_hosts_of_the_others_leave(tmp_path):
+    verdict, cost = judged(replace(STAGES, issue=1.45, slow={1: 1.5}), tmp_path, slow={})
+    low, high = verdict.loss_interval
+    assert (verdict.mode, culprits(verdict)) == (Mode.IMBALANCE, ["pp1"])
+    assert low <= cost <= high
+
+
+def test_a_stage_whose_device_waits_for_a_host_like_the_others_is_not_named_beside_a_slow_one(tmp_path):
+    verdict, _ = judged(replace(STAGES, issue=1.3, slow={1: 1.5}, slow_hosts={1: 1.5}), tmp_path)
+    assert (verdict.mode, culprits(verdict)) == (Mode.IMBALANCE, ["pp1"])
+
+
 def test_one_slow_host_of_a_pipeline_is_that_of_its_stage(tmp_path):
     job = Layout(kind="pipeline", num_ranks=4, pp=4, num_layers=6, forward_ns=500 * US, slow_hosts={2: 100.0})
     job = replace(job, num_microbatches=8)
