@@ -13,7 +13,6 @@ for its slowest rank is quite different.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, Protocol
 
@@ -21,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcpace.core.errors import UsageError
+from hpcpace.core.records import dataclass
 
 Sleep = Callable[[NDArray[np.float64]], NDArray[np.float64]]
 """How long ranks sleep once they are ready."""

@@ -11,11 +11,12 @@ import os
 import re
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from hpcpace.audit import cpusets
 from hpcpace.audit.facts import Load, Memory, OtherProcesses, TimeSync
 from hpcpace.audit.tree import Tree, Unreadable
+from hpcpace.core.records import dataclass
 from hpcpace.core.redaction import Redaction
 from hpcpace.core.text import printable
 

@@ -7,11 +7,12 @@ one host bridge, PXB over several bridges, PIX over one switch.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property, lru_cache
 
 from hpcpace.audit import cpusets
 from hpcpace.audit.tree import Unreadable
+from hpcpace.core.records import dataclass
 
 SCHEMA = "hpcpace-audit-snapshot/1"
 

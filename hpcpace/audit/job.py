@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 from pathlib import Path
 from typing import TypeVar
@@ -31,6 +31,7 @@ from hpcpace.audit.settings import AuditConfig
 from hpcpace.audit.tree import Unreadable
 from hpcpace.core.errors import UsageError
 from hpcpace.core.log_text import log_lines, without_colours
+from hpcpace.core.records import dataclass
 from hpcpace.core.text import printable
 
 T = TypeVar("T")

@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import combinations, groupby
 from typing import TypeVar
@@ -19,6 +18,7 @@ from hpcpace.audit.facts import Cache, HardwareView, PciDevice, parsed, sum_of
 from hpcpace.audit.job import AuditedHost, AuditedJob
 from hpcpace.audit.tree import Unreadable
 from hpcpace.core.hostlist import short_list
+from hpcpace.core.records import dataclass
 from hpcpace.core.text import format_bytes, shortened
 
 

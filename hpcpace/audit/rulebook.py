@@ -11,7 +11,7 @@ import re
 import tomllib
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib.resources import files
 from typing import Any
 
@@ -35,6 +35,7 @@ from hpcpace.core.codec import plain
 from hpcpace.core.errors import EXIT_CANNOT_TELL, EXIT_FAILED, EXIT_OK, EXIT_WARNING, UsageError
 from hpcpace.core.exposition import Family, Kind
 from hpcpace.core.exposition import exposition as text_of
+from hpcpace.core.records import dataclass
 
 
 @dataclass(frozen=True, kw_only=True)

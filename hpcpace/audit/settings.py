@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from hpcpace.core.config import Section, number
+from hpcpace.core.records import dataclass
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,7 +19,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,7 @@ from hpcpace.core.environment import RankInfo, host_identity, rank_info
 from hpcpace.core.errors import SnapshotError, UsageError, WorldError
 from hpcpace.core.files import Folder, read_most
 from hpcpace.core.hostlist import expand, short_list
+from hpcpace.core.records import dataclass
 from hpcpace.core.redaction import Redaction
 from hpcpace.core.rundir import RunDirectory, default_run_path
 from hpcpace.core.text import printable

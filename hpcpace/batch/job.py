@@ -16,7 +16,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from hpcpace.audit.settings import AuditConfig
@@ -32,6 +31,7 @@ from hpcpace.batch.launch import (
 )
 from hpcpace.core.errors import EXIT_CANNOT_TELL, EXIT_FAILED, EXIT_OK, EXIT_WARNING, HpcpaceError, UsageError
 from hpcpace.core.hostlist import compress
+from hpcpace.core.records import dataclass
 from hpcpace.core.text import shown
 
 AUDITS = ("off", "warn", "strict")

@@ -14,7 +14,6 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
@@ -22,6 +21,7 @@ from typing import Any
 from hpcpace.core.environment import expand_tasks_per_node, process_redaction
 from hpcpace.core.errors import UsageError, WorldError
 from hpcpace.core.hostlist import expand, read_placement, short_list
+from hpcpace.core.records import dataclass
 from hpcpace.core.text import printable, shown
 
 """As much as names of 255 letters for 65,536 ranks."""

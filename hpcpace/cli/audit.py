@@ -6,7 +6,6 @@ import io
 import json
 import sys
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -44,6 +43,7 @@ from hpcpace.core.errors import (
     check_all,
 )
 from hpcpace.core.files import write_file
+from hpcpace.core.records import dataclass
 from hpcpace.core.rundir import check_target
 from hpcpace.core.settings import load_config
 from hpcpace.core.text import first_few, printable

@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +30,7 @@ from hpcpace.cli.options import (
 )
 from hpcpace.core.environment import process_environ
 from hpcpace.core.errors import EXIT_CANNOT_TELL, EXIT_OK, EXIT_WARNING, TraceError, UsageError
+from hpcpace.core.records import dataclass
 from hpcpace.core.rundir import RUNS, Attempt, check_target, find_runs, json_text, open_named_run
 from hpcpace.core.settings import load_config
 from hpcpace.core.text import nanoseconds

@@ -6,7 +6,6 @@ import gc
 import io
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,6 +27,7 @@ from hpcpace.core.errors import (
     check_all,
 )
 from hpcpace.core.files import write_file
+from hpcpace.core.records import dataclass
 from hpcpace.core.rundir import check_target, json_text
 from hpcpace.core.settings import load_config
 from hpcpace.core.text import folded_message, printable

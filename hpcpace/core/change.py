@@ -6,10 +6,11 @@ Times are compared by their logarithms, so that a change and its reverse have th
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 from math import expm1, log1p
 from typing import Any
+
+from hpcpace.core.records import dataclass
 
 MISSING = "-"
 """The value of a fact that one side lacks."""

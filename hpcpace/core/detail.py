@@ -8,9 +8,9 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import IntEnum
 
+from hpcpace.core.records import dataclass
 from hpcpace.core.text import shown
 
 MAX_STEPS = (1 << 31) - 1

@@ -13,11 +13,12 @@ import re
 import socket
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from hpcpace.core.errors import WorldError
+from hpcpace.core.records import dataclass
 from hpcpace.core.redaction import Redaction
 
 UNKNOWN = -1

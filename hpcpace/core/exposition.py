@@ -11,10 +11,11 @@ import io
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
 from typing import Any
 
+from hpcpace.core.records import dataclass
 from hpcpace.core.text import printable
 
 TEXT_TYPE = "text/plain; version=0.0.4; charset=utf-8"

@@ -9,12 +9,13 @@ from __future__ import annotations
 import re
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from enum import IntEnum
 from functools import lru_cache
 from itertools import pairwise
 from pathlib import PurePath
 from typing import Any
+
+from hpcpace.core.records import dataclass
 
 
 class Certainty(IntEnum):

@@ -16,7 +16,7 @@ import re
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import field
 from os.path import samefile
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from typing import Any
 from hpcpace.core.environment import process_redaction
 from hpcpace.core.errors import TraceError, UsageError
 from hpcpace.core.files import Folder, write_file
+from hpcpace.core.records import dataclass
 from hpcpace.core.text import first_few, listed, plural, printable, shell_word
 
 _MAX_ATTEMPT = 999_999_999

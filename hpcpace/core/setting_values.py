@@ -21,7 +21,7 @@ import tomllib
 import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import partial
 from heapq import nsmallest
 from pathlib import Path
@@ -31,6 +31,7 @@ from hpcpace.core.config import DECLARED_BY, section_class
 from hpcpace.core.errors import ConfigError, check_all
 from hpcpace.core.files import read_file
 from hpcpace.core.hostlist import MAX_HOSTS, HostLists, short_list
+from hpcpace.core.records import dataclass
 from hpcpace.core.text import few, printable, shown
 from hpcpace.core.thresholds import threshold_fields
 

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from hpcpace.core.config import DECLARED_BY, NO_POLICY, Config, section_class
 from hpcpace.core.errors import ConfigError, check_all
+from hpcpace.core.records import dataclass
 from hpcpace.core.setting_values import (
     JobFacts,
     Rule,

@@ -11,8 +11,9 @@ import re
 import reprlib
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeVar
+
+from hpcpace.core.records import dataclass
 
 _Item = TypeVar("_Item")
 NS_PER_S = 1_000_000_000

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, TypeVar
 
 from hpcpace.core.errors import ConfigError
+from hpcpace.core.records import dataclass
 
 DECLARED_BY = ("hpcpace.diagnosis.analyze", "hpcpace.metrics.run_difference", "hpcpace.placement.assign")
 """The modules that import all that a report, a history and a placement compute, and so all that declares thresholds.
@@ -107,7 +108,7 @@ def threshold_fields() -> dict[str, dict[str, dataclasses.Field[Any]]]:
     }
 
 
-@dataclasses.dataclass(frozen=True, init=False)
+@dataclass(frozen=True, init=False)
 class ThresholdValues:
     """The thresholds of a report: the section [thresholds] of the configuration.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -15,6 +15,7 @@ from hpcpace.core.config import Config
 from hpcpace.core.errors import CannotTell
 from hpcpace.core.hostlist import short_list
 from hpcpace.core.pool import Team, in_background
+from hpcpace.core.records import dataclass
 from hpcpace.core.rundir import Attempt, RunDirectory
 from hpcpace.core.text import format_duration, listed, one_line, printable
 from hpcpace.core.thresholds import ThresholdValues

@@ -8,13 +8,14 @@ from so many steps.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 
 from hpcpace.core.pool import map_threads
+from hpcpace.core.records import dataclass
 from hpcpace.core.thresholds import ThresholdValues
 from hpcpace.diagnosis.devices import LEAST_COLUMN, SINCE_COLUMN, is_on_device
 from hpcpace.diagnosis.evidence import Evidence, TimedTraces, blocks_of_steps, evidence_of

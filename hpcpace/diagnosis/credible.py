@@ -6,13 +6,14 @@ A rank whose operations or steps contradict those of all others would distort ev
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 
 import numpy as np
 
 from hpcpace.core.errors import CannotTell, with_reasons
 from hpcpace.core.pool import Team
+from hpcpace.core.records import dataclass
 from hpcpace.core.text import NS_PER_S, format_duration, rank_list
 from hpcpace.core.thresholds import Thresholds, ThresholdValues, number
 from hpcpace.diagnosis.evidence import timed_traces

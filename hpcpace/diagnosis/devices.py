@@ -7,12 +7,13 @@ time there. With those of the device, all figures are measured as on ranks witho
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from hpcpace.core.records import dataclass
 from hpcpace.core.thresholds import Thresholds, ThresholdValues, number
 from hpcpace.diagnosis.evidence import blocks_of_steps
 from hpcpace.diagnosis.finding import IdlePhase

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import Field, dataclass, field, fields, replace
+from dataclasses import Field, field, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 
 from hpcpace.core.hostlist import exclusion, node_name
+from hpcpace.core.records import dataclass
 from hpcpace.core.text import alias_name, first_few, listed, named_ranks, percent, printable
 from hpcpace.core.thresholds import ThresholdValues
 from hpcpace.diagnosis.settings import DiagnosisConfig

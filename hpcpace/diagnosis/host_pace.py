@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
+from hpcpace.core.records import dataclass
 from hpcpace.diagnosis.devices import (
     DURING_COLUMN,
     HOST_BEGIN_COLUMN,

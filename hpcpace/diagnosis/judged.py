@@ -6,7 +6,7 @@ Each part is computed when it is first asked for, so a verdict on traces alone t
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, TypeVar
 
@@ -14,6 +14,7 @@ import numpy as np
 
 from hpcpace.core.config import Config
 from hpcpace.core.errors import CannotTell
+from hpcpace.core.records import dataclass
 from hpcpace.core.rundir import Attempt, RunDirectory
 from hpcpace.core.text import listed, printable, rank_list
 from hpcpace.core.thresholds import Thresholds, ThresholdValues, number

@@ -6,13 +6,14 @@ The summary, the plots and the scripts of analysis/ take their figures from here
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cached_property
 
 import numpy as np
 
 from hpcpace.core.errors import CannotTell
 from hpcpace.core.pool import Team
+from hpcpace.core.records import dataclass
 from hpcpace.core.thresholds import ThresholdValues
 from hpcpace.diagnosis.clocks import DEVICE_ERROR_NS, ClockThresholds, clock_figures
 from hpcpace.diagnosis.close_up import (

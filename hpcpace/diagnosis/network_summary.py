@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
+from hpcpace.core.records import dataclass
 from hpcpace.metrics.overlap import Overlap as Overlap
 
 RateSource = Literal["device", "tc", ""]

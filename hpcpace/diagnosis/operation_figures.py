@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import field, fields, replace
 
 import numpy as np
 
 from hpcpace.core.pool import Team, map_threads, num_threads, shared_zeros, watch_processes
+from hpcpace.core.records import dataclass
 from hpcpace.diagnosis.clocks import Causality, causality_of, join_causality
 from hpcpace.diagnosis.evidence import (
     MARGIN_STEPS,

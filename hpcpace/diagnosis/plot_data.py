@@ -6,11 +6,12 @@ Every field is optional: a plot without its data is left out, and the page says 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy as np
 from numpy.typing import NDArray
 
+from hpcpace.core.records import dataclass
 from hpcpace.diagnosis.summary import Growth
 
 Values = NDArray[np.float64]

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection
-from dataclasses import dataclass
 
 import numpy as np
 
 from hpcpace.core.errors import CannotTell
+from hpcpace.core.records import dataclass
 from hpcpace.core.text import NS_PER_MS, NS_PER_S
 from hpcpace.diagnosis.evidence import TimedTraces
 from hpcpace.diagnosis.finding import Panels

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpcpace.core.codec import Text, as_count, as_text, convert, decoder, read_json
 from hpcpace.core.errors import ProbeError
+from hpcpace.core.records import dataclass
 from hpcpace.core.rundir import Attempt
 from hpcpace.core.text import printable
 from hpcpace.diagnosis.run_state import ImportedContent, RunContent

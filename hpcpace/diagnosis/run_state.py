@@ -11,7 +11,7 @@ import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -21,6 +21,7 @@ from msgspec import UNSET, Meta, Struct
 from hpcpace.core.codec import MAX_BYTES, Text, Whole, as_text, convert, read_json
 from hpcpace.core.detail import MAX_RANKS, MAX_STEPS
 from hpcpace.core.errors import TraceError
+from hpcpace.core.records import dataclass
 from hpcpace.core.rundir import Attempt, open_run
 from hpcpace.core.text import NS_PER_S, printable
 from hpcpace.diagnosis.settings import DiagnosisConfig

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
 
 from hpcpace.core.config import Section, check_size, number
+from hpcpace.core.records import dataclass
 from hpcpace.core.text import parse_size
 
 

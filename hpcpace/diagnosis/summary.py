@@ -6,12 +6,13 @@ Whoever shows a summary needs no other module: names of metrics that its fields 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from enum import StrEnum
 from typing import Any
 
 from hpcpace import __version__
 from hpcpace.core.codec import Count
+from hpcpace.core.records import dataclass
 from hpcpace.diagnosis.network_summary import Comparable as Comparable
 from hpcpace.diagnosis.network_summary import NetworkFigures
 from hpcpace.diagnosis.network_summary import Overlap as Overlap

@@ -7,12 +7,13 @@ who is late is judged by it; transfers need one, and are not judged where a cloc
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import Enum, auto
 from typing import NamedTuple, assert_never
 
 import numpy as np
 
+from hpcpace.core.records import dataclass
 from hpcpace.core.text import listed, percent, place_name, plural, rank_list
 from hpcpace.core.thresholds import Thresholds, ThresholdValues, number
 from hpcpace.diagnosis.finding import MAX_NAMED, Case, DiagnosisFinding, Evidence, Panels, Said, first_ranks

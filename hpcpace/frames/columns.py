@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
@@ -21,6 +20,7 @@ from numpy.typing import NDArray
 from hpcpace.core.errors import UsageError, check_package
 from hpcpace.core.exposition import text_cell
 from hpcpace.core.files import Folder
+from hpcpace.core.records import dataclass
 from hpcpace.core.rundir import check_target
 from hpcpace.metrics import Ints
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -11,6 +11,7 @@ import numpy as np
 
 from hpcpace.audit.settings import AuditConfig
 from hpcpace.core.errors import TraceError, UsageError, with_reasons
+from hpcpace.core.records import dataclass
 from hpcpace.core.text import format_ranges, rank_list
 from hpcpace.diagnosis.clocks import rank_clock_figures
 from hpcpace.diagnosis.evidence import Evidence, iter_share, share_of_steps

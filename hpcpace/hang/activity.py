@@ -12,7 +12,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import islice, pairwise
 from pathlib import Path
 from typing import NamedTuple
@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcpace.core.errors import TraceError
+from hpcpace.core.records import dataclass
 from hpcpace.core.rundir import Attempt
 from hpcpace.core.text import NS_PER_S
 from hpcpace.hang.views import Activity, Doing, FoundHang, RankView, State

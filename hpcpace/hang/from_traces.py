@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 import numpy as np
 
+from hpcpace.core.records import dataclass
 from hpcpace.core.rundir import Attempt
 from hpcpace.core.text import NS_PER_S, own_frame, short_frame
 from hpcpace.hang.notices import MAX_ASKED, Notice, ask_ranks, read_notices

@@ -8,7 +8,7 @@ what it never entered.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 from itertools import product, takewhile
 from operator import eq
@@ -16,6 +16,7 @@ from operator import eq
 import numpy as np
 
 from hpcpace.core.components import strong_components
+from hpcpace.core.records import dataclass
 from hpcpace.hang.views import Call, Channel, JobView, RankView
 
 # Of these, members may finish while others have not come.

@@ -18,7 +18,7 @@ import struct
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -28,6 +28,7 @@ from msgspec import Meta
 from hpcpace.core.codec import FOREIGN_ERRORS, Text, convert, json_object, parse_json, read_json
 from hpcpace.core.detail import MAX_RANKS
 from hpcpace.core.files import Folder
+from hpcpace.core.records import dataclass
 from hpcpace.core.rundir import Attempt, json_text
 from hpcpace.core.text import shown
 from hpcpace.hang.views import Doing

@@ -6,13 +6,13 @@ The last operations are read from the end of a trace, without the rest.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hpcpace.core.detail import Detail
 from hpcpace.core.errors import TraceError
+from hpcpace.core.records import dataclass
 from hpcpace.core.text import short_frame
 from hpcpace.hang.activity import Finished, UnderWay, finished, under_way
 from hpcpace.hang.views import Call, Channel, Doing, RankView

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from heapq import heapify, heappop, heappush
 from itertools import combinations
 from typing import NamedTuple
@@ -25,6 +25,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from hpcpace.core.records import dataclass
 from hpcpace.core.text import rank_list
 from hpcpace.hang.graph import Graph, Meeting, Place, Waits, call_order, is_silent
 from hpcpace.hang.views import Call, Channel, Doing, Hang, HangKind, JobView, RankView

@@ -21,7 +21,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -29,6 +28,7 @@ import psutil
 
 from hpcpace.core.environment import process_environ
 from hpcpace.core.errors import HpcpaceError, UsageError
+from hpcpace.core.records import dataclass
 from hpcpace.lab.host_clock import preloading
 from hpcpace.lab.plan import (
     CONTROLLER_ADDRESS,

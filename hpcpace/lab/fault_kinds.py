@@ -7,7 +7,6 @@ import signal
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -15,6 +14,7 @@ import psutil
 
 from hpcpace.core.errors import HpcpaceError, UsageError
 from hpcpace.core.files import Folder, closing_descriptor
+from hpcpace.core.records import dataclass
 from hpcpace.core.text import NS_PER_S, format_rate, parse_rate
 from hpcpace.lab.fabric import (
     WAYS,

@@ -17,13 +17,13 @@ import sys
 import threading
 import time
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
 import psutil
 
 from hpcpace.core.codec import convert, parse_json
 from hpcpace.core.errors import HpcpaceError, UsageError
+from hpcpace.core.records import dataclass
 from hpcpace.core.rundir import write_json
 from hpcpace.lab.fabric import lab_environ
 from hpcpace.lab.fault_kinds import KINDS, InsideLab, KillHost, LabFault, Wait

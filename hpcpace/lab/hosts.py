@@ -14,11 +14,11 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
 from hpcpace.core.errors import HpcpaceError
+from hpcpace.core.records import dataclass
 from hpcpace.lab.fabric import connect, host_command, lab_environ, set_up, shape, unplug
 from hpcpace.lab.host_clock import STEPS_BYTES, STEPS_FILE
 from hpcpace.lab.plan import (

@@ -12,7 +12,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
@@ -23,6 +22,7 @@ from rich.table import Table
 from hpcpace.core.codec import convert, parse_json
 from hpcpace.core.errors import HpcpaceError, UsageError
 from hpcpace.core.files import Folder
+from hpcpace.core.records import dataclass
 from hpcpace.core.rundir import write_json
 from hpcpace.core.text import format_bytes, format_rate
 from hpcpace.lab.fabric import (

@@ -18,9 +18,9 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from typing import Protocol
 
+from hpcpace.core.records import dataclass
 from hpcpace.core.text import NS_PER_S, nanoseconds
 
 _PROTOCOLS = (0x0800, 0x0806)  # IPv4 and ARP: what hosts of a lab exchange

@@ -14,7 +14,6 @@ import stat
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from typing import Any
 from hpcpace.core.codec import convert, parse_json
 from hpcpace.core.errors import UsageError
 from hpcpace.core.files import closing_descriptor
+from hpcpace.core.records import dataclass
 from hpcpace.core.redaction import Redaction
 from hpcpace.core.rundir import write_json
 from hpcpace.core.text import parse_rate, parse_size

@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from hpcpace.core.config import Bounds, Section, check_size, number
 from hpcpace.core.errors import ConfigError
+from hpcpace.core.records import dataclass
 from hpcpace.core.text import parse_rate, shown
 
 # Below this, Slurm's own messages time out; above it, the kernel's token bucket no longer limits anything.

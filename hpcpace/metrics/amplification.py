@@ -8,10 +8,9 @@ independently: nodes if the ranks of a node share their noise, else ranks.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
+from hpcpace.core.records import dataclass
 from hpcpace.core.thresholds import Thresholds, number
 from hpcpace.metrics import Floats, Ints
 from hpcpace.metrics.resampling import MIN_STEPS, block_length, chance_above_zero, lag_one, moving_block_bootstrap

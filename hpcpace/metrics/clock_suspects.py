@@ -15,11 +15,11 @@ twice the median deviation of their differences: a rank that waited is woken lat
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from hpcpace.core.records import dataclass
 from hpcpace.metrics import Bools, Floats, Ints
 from hpcpace.metrics.kernels import numbered
 from hpcpace.metrics.matching import Matching

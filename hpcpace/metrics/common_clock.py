@@ -8,13 +8,14 @@ int64, because float64 cannot hold hours in nanoseconds to a fraction of a micro
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from hpcpace.core.errors import TraceError
+from hpcpace.core.records import dataclass
 from hpcpace.metrics import Bools, Floats, Ints
 from hpcpace.trace.reader import RankTrace
 from hpcpace.trace.schema import DRIFT_PPM

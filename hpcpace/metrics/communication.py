@@ -7,13 +7,14 @@ bins are at most a thousandth of their value wide, and so are the errors of medi
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hpcpace.core.pool import map_threads, run_threads
+from hpcpace.core.records import dataclass
 from hpcpace.metrics import Bools, Floats, Ints
 from hpcpace.metrics.kernels import checked, library
 from hpcpace.metrics.matching import Matching

@@ -9,10 +9,10 @@ A bubble is not a straggler: with p stages and m microbatches, p - 1 of m + p - 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
+from hpcpace.core.records import dataclass
 from hpcpace.metrics import Bools, Floats, Ints
 from hpcpace.metrics.kernels import bytes_of, library
 from hpcpace.metrics.matching import Matching

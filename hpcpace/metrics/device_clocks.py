@@ -7,10 +7,9 @@ that error is in the transfer of each for which the same rank is last.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
+from hpcpace.core.records import dataclass
 from hpcpace.metrics import Bools, Floats, Ints
 from hpcpace.metrics.matching import Matching
 from hpcpace.metrics.operations import Operations, is_one_of

@@ -10,11 +10,12 @@ avoid each other.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import StrEnum
 
 import numpy as np
 
+from hpcpace.core.records import dataclass
 from hpcpace.metrics import Floats, Ints
 from hpcpace.metrics.amplification import WorkParts, deal, dealt, unit_maxima
 from hpcpace.metrics.resampling import MIN_STEPS, Estimate, block_length, lag_one, moving_block_bootstrap

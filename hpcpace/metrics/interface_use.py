@@ -7,11 +7,12 @@ other jobs, but also what this job moves past the connections of its ranks, such
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from hpcpace.core.records import dataclass
 from hpcpace.core.text import NS_PER_S
 from hpcpace.core.thresholds import Thresholds, number
 from hpcpace.metrics import Bools, Floats, Ints

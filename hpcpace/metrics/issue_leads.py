@@ -12,10 +12,10 @@ its host has left what was issued last, whatever the host took.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
+from hpcpace.core.records import dataclass
 from hpcpace.metrics import Bools, Floats, Ints
 from hpcpace.metrics.host_waits import HostPaceThresholds, Stretches
 from hpcpace.metrics.phases import CoveredTime

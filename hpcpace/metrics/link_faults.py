@@ -7,10 +7,11 @@ one that comes and goes. What is slow within a stretch is compared there.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 
 import numpy as np
 
+from hpcpace.core.records import dataclass
 from hpcpace.core.thresholds import Thresholds, number
 from hpcpace.metrics import Bools, Floats, Ints
 from hpcpace.metrics.flow_figures import DOWN, UP, FlowFigures, LinkCause, LinkFault

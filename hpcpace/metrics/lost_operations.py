@@ -7,11 +7,11 @@ least: a rank that left an all_reduce has seen all members enter, a receiver has
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
 
+from hpcpace.core.records import dataclass
 from hpcpace.metrics import Bools, Ints
 from hpcpace.metrics.matching import Matching, match
 from hpcpace.metrics.operations import (

@@ -6,13 +6,13 @@ A collective is identified by (members and name of its group, seq, op), a messag
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property, partial
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hpcpace.core.pool import map_threads, run_threads
+from hpcpace.core.records import dataclass
 from hpcpace.metrics import Bools, Bytes, Ints
 from hpcpace.metrics.operations import UNKNOWN_GROUP, Operations, shares
 from hpcpace.trace.schema import ExitKind, Op

@@ -7,10 +7,10 @@ leaves the passes that exceed those of other stages, not the optimizer that is a
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
+from hpcpace.core.records import dataclass
 from hpcpace.metrics import Floats, Ints
 from hpcpace.metrics.phases import innermost
 from hpcpace.metrics.what_if import TRANSFER, WORK, Change, Gain, Rebuilt, Replaced, StepGraph

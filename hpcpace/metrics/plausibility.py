@@ -10,12 +10,12 @@ alternate between lengths on all ranks, or some are far shorter than the others.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from hpcpace.core.records import dataclass
 from hpcpace.core.thresholds import Thresholds, number
 from hpcpace.metrics import Bools, Floats
 from hpcpace.metrics.phases import BUSY, OWN_WORK

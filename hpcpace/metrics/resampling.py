@@ -7,11 +7,12 @@ them.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import inf, sqrt
 
 import numpy as np
 
+from hpcpace.core.records import dataclass
 from hpcpace.core.text import NS_PER_S
 from hpcpace.metrics import Floats, Ints
 from hpcpace.metrics.special import TINY, UPPER_95, ndtri, stdtr, stdtrit

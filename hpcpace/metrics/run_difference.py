@@ -12,7 +12,7 @@ dynamic programming (as of Potts' functional: Winkler & Liebscher 2002).
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import StrEnum
 from itertools import pairwise
 from math import inf, sqrt
@@ -20,6 +20,7 @@ from math import inf, sqrt
 import numpy as np
 
 from hpcpace.core.change import TimeChange
+from hpcpace.core.records import dataclass
 from hpcpace.core.thresholds import Thresholds, number
 from hpcpace.metrics import Floats, Ints
 from hpcpace.metrics.special import NORMAL_MAD, bdtrc, ndtri, stdtr, stdtrit

@@ -7,12 +7,13 @@ with others of their role.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import Enum
 from typing import Any
 
 import numpy as np
 
+from hpcpace.core.records import dataclass
 from hpcpace.metrics import Bools, Floats, Ints
 from hpcpace.metrics.recurrence import (
     FixedShift,

@@ -8,13 +8,13 @@ which ranks reduce together and which send to each other.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
 from itertools import chain
 from typing import Literal
 
 import numpy as np
 
 from hpcpace.core.components import strong_components
+from hpcpace.core.records import dataclass
 from hpcpace.metrics import Bools, Ints
 
 _MAX_NEIGHBOURS = 2

@@ -10,13 +10,13 @@ by which a step is divided into parts (`hpcpace.metrics.phases`), so that expose
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import numpy as np
 
 from hpcpace.core.pool import map_threads, run_threads
+from hpcpace.core.records import dataclass
 from hpcpace.metrics import Bools, Ints
 from hpcpace.metrics.kernels import bytes_of, checked, library
 from hpcpace.metrics.matching import Matching

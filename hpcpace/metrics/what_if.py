@@ -12,7 +12,7 @@ pass that of all backward passes, and so on; a transfer takes its usual time.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from itertools import pairwise
 from typing import Any
@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from hpcpace.core.pool import map_threads
+from hpcpace.core.records import dataclass
 from hpcpace.metrics import Bools, Floats, Ints
 from hpcpace.metrics.kernels import checked, library, ordinals
 from hpcpace.metrics.resampling import Estimate

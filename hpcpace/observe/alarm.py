@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -25,6 +25,7 @@ import msgspec
 from hpcpace.core.codec import read_json
 from hpcpace.core.detail import MAX_RANKS
 from hpcpace.core.environment import RankInfo, host_identity
+from hpcpace.core.records import dataclass
 from hpcpace.core.rundir import Attempt, json_text
 from hpcpace.core.text import NS_PER_S, format_duration, rank_list, shell_word
 from hpcpace.hang.notices import HangFolder, Notice, read_notices, write

@@ -16,11 +16,11 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from types import FrameType
 
 from hpcpace.core.codec import FOREIGN_ERRORS, convert, parse_json, plain
 from hpcpace.core.environment import process_environ
+from hpcpace.core.records import dataclass
 from hpcpace.core.rundir import Attempt
 from hpcpace.core.text import printable, shell_word
 from hpcpace.world.deadline import Deadline

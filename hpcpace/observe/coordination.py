@@ -12,12 +12,12 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
 from hpcpace.core.environment import RankInfo
 from hpcpace.core.errors import WorldError
+from hpcpace.core.records import dataclass
 from hpcpace.world.deadline import Deadline, in_time
 from hpcpace.world.messages import GlooMessages, Messages, MpiMessages, NoMessages, own_store
 from hpcpace.world.mpi import may_call_mpi

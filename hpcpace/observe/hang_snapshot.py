@@ -8,11 +8,11 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from hpcpace.core.records import dataclass
 from hpcpace.hang.notices import NoticedCall, NoticedCount, NoticedGroup, ThreadStack
 from hpcpace.trace.schema import TABLES, Op
 

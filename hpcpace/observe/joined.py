@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -28,6 +28,7 @@ from hpcpace.core.codec import convert, plain
 from hpcpace.core.config import Config
 from hpcpace.core.environment import HostIdentity, RankInfo, process_environ, rank_info, rank_info_of_group
 from hpcpace.core.files import other_writers
+from hpcpace.core.records import dataclass
 from hpcpace.core.redaction import Redaction
 from hpcpace.core.rundir import Attempt, RunDirectory, default_run_path
 from hpcpace.core.setting_values import setting_variables

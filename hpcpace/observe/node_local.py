@@ -18,13 +18,13 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from hpcpace.core.codec import FOREIGN_ERRORS
 from hpcpace.core.environment import process_environ
 from hpcpace.core.files import Folder, copy_file, other_writers, read_most, write_all
+from hpcpace.core.records import dataclass
 from hpcpace.core.rundir import NUM_OURS_OF_TRACES, rank_of
 from hpcpace.trace.schema import TraceHeader
 from hpcpace.world.deadline import Deadline, in_time

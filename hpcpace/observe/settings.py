@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from hpcpace.core.config import Section, choice, number
 from hpcpace.core.detail import DETAILS, parse_steps
 from hpcpace.core.errors import ConfigError
+from hpcpace.core.records import dataclass
 
 SWITCH_SIGNALS = ("none", "USR1", "USR2")
 PROBE_TIMES = ("none", "start", "end")

@@ -11,12 +11,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise, starmap
 from operator import eq
 from typing import TYPE_CHECKING
 
 from hpcpace.core.errors import UsageError
+from hpcpace.core.records import dataclass
 from hpcpace.core.text import NS_PER_S
 from hpcpace.observe.update_patterns import (
     By,

@@ -11,13 +11,14 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import wraps
 from typing import Any
 
 import torch
 
 from hpcpace.core.compat import is_in_backward, queue_final_callback, tell_dynamo
+from hpcpace.core.records import dataclass
 from hpcpace.observe.guest import Replacements, leave_out_own_frames
 from hpcpace.observe.pacing import Arrival, Pacer
 from hpcpace.trace.schema import Phase

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
 from typing import Literal, NamedTuple
 
+from hpcpace.core.records import dataclass
 from hpcpace.core.text import plural
 
 # display: classes of optimizers, or updates of a period, that a text names.

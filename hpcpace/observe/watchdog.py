@@ -13,7 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from os import _exit  # bound before others replace it: a wrapper would end the session in this thread first
 from statistics import median
@@ -23,6 +23,7 @@ import psutil
 
 from hpcpace.core.environment import HostIdentity
 from hpcpace.core.errors import EXIT_FAILED
+from hpcpace.core.records import dataclass
 from hpcpace.core.rundir import Attempt
 from hpcpace.core.text import NS_PER_S
 from hpcpace.hang.notices import Notice, write

@@ -16,12 +16,13 @@ import gc
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from hpcpace.core.records import dataclass
 from hpcpace.pace.settings import PaceSettings
 
 POLLING = "polling on shared cores"

@@ -15,11 +15,11 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections import deque
-from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 
+from hpcpace.core.records import dataclass
 from hpcpace.pace.settings import PaceSettings
 from hpcpace.trace.schema import PaceArm
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, field, replace
 from typing import Any
 
 from hpcpace.core.codec import convert, plain
+from hpcpace.core.records import dataclass
 from hpcpace.pace.choice import (
     CollectionCount,
     CollectionSchedule,

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from hpcpace.core.config import NO_POLICY, Section, number
+from hpcpace.core.records import dataclass
 from hpcpace.core.text import NS_PER_MS, NS_PER_US
 
 POLICIES = ("observe", "published-window", "published-spread", "slack", "coschedule", "stagger", "auto")

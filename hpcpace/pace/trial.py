@@ -16,7 +16,7 @@ import math
 import random
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from enum import StrEnum
 from functools import cache
 from statistics import NormalDist
@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 
+from hpcpace.core.records import dataclass
 from hpcpace.pace.settings import MIN_PAIRS, PaceSettings
 from hpcpace.trace.schema import PaceArm
 

@@ -8,10 +8,10 @@ ranks of one host are numbered in ascending order, as launchers do.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
+from hpcpace.core.records import dataclass
 from hpcpace.core.thresholds import Thresholds, number
 from hpcpace.metrics import Floats, Ints
 

@@ -9,11 +9,11 @@ than its rank was blocked. It is a first-order answer: where paths without trans
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
+from hpcpace.core.records import dataclass
 from hpcpace.diagnosis.clocks import ClockThresholds, are_exits_early
 from hpcpace.diagnosis.close_up import CloseUp
 from hpcpace.diagnosis.judged import JudgedAttempt

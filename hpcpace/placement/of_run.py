@@ -12,13 +12,13 @@ A file for a launcher has one line for each rank:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from hpcpace.core.errors import CannotTell, UsageError
 from hpcpace.core.hostlist import read_placement, short_list
+from hpcpace.core.records import dataclass
 from hpcpace.core.text import printable, shell_word
 from hpcpace.diagnosis.judged import JudgedAttempt
 from hpcpace.frames.run import Run

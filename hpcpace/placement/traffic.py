@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 
 import numpy as np
 
 from hpcpace.core.errors import CannotTell
+from hpcpace.core.records import dataclass
 from hpcpace.frames.columns import Columns, Texts
 from hpcpace.metrics import Floats, Ints
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import numpy as np
 from hpcpace.core.codec import Text, convert, read_json
 from hpcpace.core.errors import CannotTell
 from hpcpace.core.hostlist import compress
+from hpcpace.core.records import dataclass
 from hpcpace.core.rundir import Attempt
 from hpcpace.core.text import printable
 from hpcpace.placement.of_run import Placement, placement_text

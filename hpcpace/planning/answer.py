@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
 from hpcpace.core.errors import CannotTell, ConfigError
+from hpcpace.core.records import dataclass
 from hpcpace.core.text import listed, plural
 from hpcpace.metrics import Bools, Ints
 from hpcpace.metrics.special import ndtri

@@ -7,11 +7,12 @@ add up on each node. All layouts are computed at once; `steps` adds the work of 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 
 import numpy as np
 
+from hpcpace.core.records import dataclass
 from hpcpace.metrics import Bools, Floats, Ints
 from hpcpace.planning.layouts import Layouts
 from hpcpace.planning.machine import Machine

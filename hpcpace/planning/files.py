@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,6 +14,7 @@ from msgspec import Meta
 from hpcpace.core.codec import WrongValue, convert, parse_yaml
 from hpcpace.core.errors import ConfigError, check_package
 from hpcpace.core.files import read_file
+from hpcpace.core.records import dataclass
 from hpcpace.core.text import listed, printable
 from hpcpace.planning.machine import KnownMachine, Machine
 from hpcpace.planning.model import PRESETS, Transformer, preset

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from enum import IntEnum
 from functools import cache
 from itertools import product
@@ -12,6 +12,7 @@ from math import isqrt
 import numpy as np
 
 from hpcpace.core.errors import ConfigError
+from hpcpace.core.records import dataclass
 from hpcpace.metrics import Bools, Ints
 from hpcpace.planning.model import Model
 

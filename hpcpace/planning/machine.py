@@ -5,9 +5,10 @@ Its links may come from a probe.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 
 from hpcpace.core.errors import ConfigError
+from hpcpace.core.records import dataclass
 from hpcpace.probe.record import LatencyLaw, ProbeRecord
 
 _LARGE_BYTES = 64e6  # statistics: of a probe's all-reduce whose rate counts, unless it ended below

@@ -7,9 +7,8 @@ sections 4 and 5).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from hpcpace.core.errors import ConfigError
+from hpcpace.core.records import dataclass
 from hpcpace.train.settings import GPT2_PRESETS
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
 import numpy as np
 
 from hpcpace.core.codec import Text, WrongValue, convert, read_json
 from hpcpace.core.errors import CannotTell
+from hpcpace.core.records import dataclass
 from hpcpace.core.text import plural
 from hpcpace.diagnosis.clocks import ClockThresholds, are_exits_early
 from hpcpace.diagnosis.devices import has_device

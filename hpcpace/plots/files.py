@@ -8,7 +8,6 @@ from __future__ import annotations
 import io
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +18,7 @@ from rich.table import Table
 from hpcpace.core.errors import CannotTell, HpcpaceError, UsageError, check_package
 from hpcpace.core.exposition import csv_bytes
 from hpcpace.core.files import Folder
+from hpcpace.core.records import dataclass
 from hpcpace.core.rundir import check_target
 from hpcpace.core.text import folded_message, plural, printable
 from hpcpace.diagnosis.finding import Panels

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Any
 
@@ -22,6 +21,7 @@ import numpy as np
 
 from hpcpace.core.change import Outcome, TimeChange, fact_changes, whole_interval
 from hpcpace.core.errors import ProbeError
+from hpcpace.core.records import dataclass
 from hpcpace.core.text import plural, printable
 from hpcpace.probe.pair_network import MIN_LATENCY_NS, best_rates, least_latencies
 from hpcpace.probe.record import PairRow, ProbeRecord, SweepRow

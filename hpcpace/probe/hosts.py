@@ -21,7 +21,6 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +31,7 @@ import psutil
 from hpcpace.audit.snapshot import take_host
 from hpcpace.audit.tree import Tree
 from hpcpace.core.environment import host_identity
+from hpcpace.core.records import dataclass
 from hpcpace.core.text import NS_PER_MS, NS_PER_S, listed, plural
 from hpcpace.probe.record import (
     CopiesRecord,

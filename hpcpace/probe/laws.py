@@ -9,10 +9,10 @@ sizes (Bellman & Roth 1969). Pieces need not meet: a switch of protocol is a jum
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
+from hpcpace.core.records import dataclass
 from hpcpace.core.text import listed
 from hpcpace.metrics import Floats, Ints
 from hpcpace.metrics.extrapolation import Algorithm, TransferTerm

@@ -18,10 +18,11 @@ import struct
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy as np
 
+from hpcpace.core.records import dataclass
 from hpcpace.core.text import NS_PER_S, NS_PER_US
 
 MESSAGE_BYTES = 8

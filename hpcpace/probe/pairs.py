@@ -13,7 +13,6 @@ import os
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -21,6 +20,7 @@ import numpy as np
 from hpcpace.core.codec import convert
 from hpcpace.core.environment import host_identity, process_environ
 from hpcpace.core.errors import WorldError
+from hpcpace.core.records import dataclass
 from hpcpace.core.text import format_duration, format_rate, listed, printable
 from hpcpace.probe.pair_network import PairResult, PairResults, Round, SlowLinks, pair_network
 from hpcpace.probe.pair_player import Listener, Meeting, PairPlayer, RoundPlan, RoundTimes, Seat, reachable

@@ -17,10 +17,10 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 
+from hpcpace.core.records import dataclass
 from hpcpace.core.text import NS_PER_S
 from hpcpace.metrics import Bools, Floats, Ints
 from hpcpace.probe.record import CoreFigures

@@ -7,7 +7,6 @@ nanoseconds, sizes bytes, rates bytes per second.
 from __future__ import annotations
 
 import errno
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ import hpcpace
 from hpcpace.core.codec import MIN_VALUE_BYTES, WrongValue, check_values, convert, parse_json, plain
 from hpcpace.core.errors import ProbeError
 from hpcpace.core.files import read_file
+from hpcpace.core.records import dataclass
 from hpcpace.core.text import printable, shown
 
 

@@ -11,7 +11,6 @@ import platform
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import hpcpace
@@ -20,6 +19,7 @@ from hpcpace.audit.snapshot import take_host
 from hpcpace.audit.tree import Tree
 from hpcpace.core.environment import RankInfo, host_identity
 from hpcpace.core.errors import WorldError
+from hpcpace.core.records import dataclass
 from hpcpace.core.text import printable
 from hpcpace.probe.record import ProbedHost, ProbeRecord
 from hpcpace.probe.world import Board, ProbeWorld

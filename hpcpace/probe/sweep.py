@@ -16,7 +16,7 @@ import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import field
 from datetime import timedelta
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hpcpace.core.compat import c10d
+from hpcpace.core.records import dataclass
 from hpcpace.core.text import NS_PER_S, format_bytes
 from hpcpace.metrics import Floats
 from hpcpace.metrics.bandwidth import bus_factors

@@ -11,13 +11,14 @@ import dataclasses
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
 import msgspec
 
 from hpcpace.core.errors import HpcpaceError
+from hpcpace.core.records import dataclass
 from hpcpace.probe.record import ProbeRecord
 from hpcpace.world.deadline import Deadline
 

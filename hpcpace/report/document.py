@@ -26,10 +26,12 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, field
 from enum import Enum, auto
 from pathlib import Path
 from typing import Any
+
+from hpcpace.core.records import dataclass
 
 
 class Medium(Enum):

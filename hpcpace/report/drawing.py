@@ -9,12 +9,12 @@ from __future__ import annotations
 import base64
 import html
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from hpcpace.core.records import dataclass
 from hpcpace.core.text import printable
 from hpcpace.diagnosis.plot_data import Values
 from hpcpace.report.document import Plot

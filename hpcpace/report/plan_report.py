@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
+from hpcpace.core.records import dataclass
 from hpcpace.core.text import format_bytes, format_count, format_duration, listed, percent, plural
 from hpcpace.planning.answer import NOT_MEASURED, Change, Choice, Plan
 from hpcpace.planning.engine import Job

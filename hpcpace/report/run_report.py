@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +15,7 @@ from rich.console import Console
 
 from hpcpace import __version__
 from hpcpace.core.files import write_file
+from hpcpace.core.records import dataclass
 from hpcpace.core.rundir import json_text
 from hpcpace.core.text import listed, milliseconds, named_ranks, percent, place_name, plural, rank_list, shell_word
 from hpcpace.diagnosis import summary as diagnosed

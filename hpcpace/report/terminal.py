@@ -5,13 +5,13 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from textwrap import wrap
 
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from hpcpace.core.records import dataclass
 from hpcpace.core.text import folded, percent, printable
 from hpcpace.report.document import (
     DIRECTIVE,

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from enum import StrEnum
 from math import log
 from statistics import fmean
@@ -21,6 +21,7 @@ from hpcpace import __version__
 from hpcpace.core.change import MISSING, FactChange, Outcome, fact_changes
 from hpcpace.core.errors import CannotTell, UsageError
 from hpcpace.core.hostlist import short_list
+from hpcpace.core.records import dataclass
 from hpcpace.core.text import first_few, format_bytes, format_count, format_duration
 from hpcpace.metrics.run_difference import PRIOR_CV, LogDifference, log_difference
 from hpcpace.runs.measured import MeasuredRun, Transfers

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, fields, replace
 from math import expm1, log, log1p
 from pathlib import Path
 from statistics import median
@@ -20,6 +20,7 @@ import numpy as np
 from hpcpace import __version__
 from hpcpace.core.errors import UsageError
 from hpcpace.core.hostlist import node_name, node_names
+from hpcpace.core.records import dataclass
 from hpcpace.core.text import NS_PER_S, plural, printable
 from hpcpace.metrics import Floats
 from hpcpace.metrics.run_difference import (

@@ -17,7 +17,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from math import log
 from pathlib import Path
 from statistics import fmean, median
@@ -30,6 +30,7 @@ from hpcpace.core.codec import FOREIGN_ERRORS, MIN_VALUE_BYTES, Count, Text, che
 from hpcpace.core.config import Config
 from hpcpace.core.errors import HpcpaceError, TraceError
 from hpcpace.core.files import Folder, other_writers, read_most
+from hpcpace.core.records import dataclass
 from hpcpace.core.rundir import HISTORY_INDEX, Attempt, PassedOver, RunDirectory, find_runs
 from hpcpace.core.text import folded_message, one_line
 from hpcpace.diagnosis.settings import ReportConfig

@@ -12,7 +12,6 @@ import io
 import re
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
@@ -23,6 +22,7 @@ from hpcpace.core.errors import CannotTell, HpcpaceError, TraceError, UsageError
 from hpcpace.core.files import read_file
 from hpcpace.core.hostlist import expand
 from hpcpace.core.pool import keep_freed_memory, map_processes
+from hpcpace.core.records import dataclass
 from hpcpace.core.rundir import Attempt, RunDirectory, open_named_run
 from hpcpace.core.text import NS_PER_S, first_few, one_line, printable
 from hpcpace.diagnosis.run_state import is_running, journals_of, read_start

@@ -10,11 +10,12 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from itertools import islice
 from typing import Any
 
 from hpcpace.core.codec import as_count, as_number, as_text, read_json
+from hpcpace.core.records import dataclass
 from hpcpace.core.rundir import Attempt, RunDirectory
 from hpcpace.core.text import NS_PER_S, format_bytes, plural
 from hpcpace.diagnosis.run_state import journals_of

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import copysign, hypot, inf, log
 from statistics import fmean, median
 from typing import TypeVar
 
+from hpcpace.core.records import dataclass
 from hpcpace.metrics.run_difference import (
     MIN_REPEATS,
     LogDifference,

@@ -6,12 +6,13 @@ Nothing here needs torch or MPI: a login node can read the studies of any cluste
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from hpcpace.core.errors import CannotTell, TraceError
+from hpcpace.core.records import dataclass
 from hpcpace.core.rundir import Attempt
 from hpcpace.core.text import NS_PER_MS, NS_PER_S
 from hpcpace.frames.run import load

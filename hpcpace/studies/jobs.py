@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hpcpace.core.codec import decoder, json_object, read_json
 from hpcpace.core.config import NO_POLICY
 from hpcpace.core.errors import UsageError
+from hpcpace.core.records import dataclass
 from hpcpace.core.rundir import RunDirectory
 from hpcpace.diagnosis.summary import Mode
 from hpcpace.pace.settings import POLICIES

@@ -7,12 +7,13 @@ transfer are what the table requires, not what anybody measured. Then policies r
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from hpcpace.core.records import dataclass
 from hpcpace.pace.controller import Measurement, Policy, make_policy
 from hpcpace.pace.settings import PaceSettings
 from hpcpace.simulation import Incast, ParametricNoise, PollStealing, PowerShare, SimulatedJob, simulate

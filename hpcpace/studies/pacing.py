@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +17,7 @@ import numpy as np
 from hpcpace.core.codec import json_object, read_json
 from hpcpace.core.config import NO_POLICY
 from hpcpace.core.errors import DataError
+from hpcpace.core.records import dataclass
 from hpcpace.core.rundir import RunDirectory
 from hpcpace.frames.run import Run
 from hpcpace.metrics.resampling import Estimate, mean_of, throughput_of_steps, variation_of_steps

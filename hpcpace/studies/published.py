@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from hpcpace.core.errors import DataError
+from hpcpace.core.records import dataclass
 from hpcpace.studies.figures import SetupFigures, Spread, spread, straight_line
 from hpcpace.studies.setups import DONE, OUT_OF_MEMORY, Layout, Setup, planned
 from hpcpace.train.plan import TrainPlan

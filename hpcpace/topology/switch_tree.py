@@ -17,7 +17,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from hpcpace.core.codec import parse_yaml
 from hpcpace.core.errors import TopologyError
 from hpcpace.core.files import read_file
 from hpcpace.core.hostlist import HostLists, short_list
+from hpcpace.core.records import dataclass
 from hpcpace.core.text import plural, shown
 from hpcpace.metrics.topology import SLURM_ADDRESS, Topology, topology_of
 from hpcpace.trace.tables import RankTrace

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from hpcpace.core.errors import TraceError, with_reasons
 from hpcpace.core.files import Folder, closing_descriptor
 from hpcpace.core.pool import map_processes, map_threads
+from hpcpace.core.records import dataclass
 from hpcpace.core.rundir import Attempt
 from hpcpace.core.text import first_few, rank_list
 from hpcpace.trace.pack_reader import has_own_file, open_pack, read_pack

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from zlib_ng import zlib_ng
 
+from hpcpace.core.records import dataclass
 from hpcpace.trace.hdf5_files import FOREIGN_ERRORS, filters_of, open_column, open_group, stored_dtype
 from hpcpace.trace.schema import TableSchema, row_dtype
 from hpcpace.trace.tables import Table

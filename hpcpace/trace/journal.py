@@ -17,7 +17,7 @@ import struct
 import weakref
 import zlib
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from enum import IntEnum
 from functools import cache, lru_cache
 from typing import Any
@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 from hpcpace.core.codec import convert, parse_json
 from hpcpace.core.errors import TraceError
 from hpcpace.core.files import Folder, closing_descriptor, write_all, write_some
+from hpcpace.core.records import dataclass
 from hpcpace.trace.schema import TABLES, TraceHeader, header_values, parse_header
 
 MAGIC = b"HPCPJNL1"

@@ -15,7 +15,7 @@ import math
 import os
 import re
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 
 from hpcpace.core.detail import MAX_RANKS
 from hpcpace.core.errors import TraceError
+from hpcpace.core.records import dataclass
 from hpcpace.core.text import rank_list
 from hpcpace.trace.chunks import DamagedColumn, TableChunks, index_table, left_out, no_rows, open_tables
 from hpcpace.trace.hdf5_files import (

@@ -10,7 +10,7 @@ import json
 import os
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from hpcpace.core.codec import json_object
 from hpcpace.core.errors import TraceError
 from hpcpace.core.files import Folder, closing_descriptor
+from hpcpace.core.records import dataclass
 from hpcpace.core.rundir import is_pack
 from hpcpace.core.text import rank_list
 from hpcpace.trace.chunks import DamagedColumn

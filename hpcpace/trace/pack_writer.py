@@ -9,7 +9,7 @@ import itertools
 import json
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from zlib_ng import zlib_ng
 from hpcpace.core.errors import TraceError
 from hpcpace.core.files import Folder, write_all
 from hpcpace.core.pool import map_threads
+from hpcpace.core.records import dataclass
 from hpcpace.trace.chunks import DamagedColumn
 from hpcpace.trace.hdf5_files import (
     FOREIGN_ERRORS,

@@ -14,7 +14,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import partial
 from typing import Any, TypeVar
 
@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from hpcpace.core.errors import TraceError
 from hpcpace.core.files import Folder, closing_descriptor
 from hpcpace.core.pool import map_processes
+from hpcpace.core.records import dataclass
 from hpcpace.core.rundir import Attempt
 from hpcpace.core.text import NS_PER_S, rank_list
 from hpcpace.trace.hdf5_files import is_marked_open

@@ -11,7 +11,7 @@ import math
 import operator
 import os
 from collections.abc import Collection
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ import numpy as np
 
 from hpcpace.core.errors import TraceError
 from hpcpace.core.files import Folder
+from hpcpace.core.records import dataclass
 from hpcpace.core.rundir import is_pack, rank_of
 from hpcpace.trace import journal
 from hpcpace.trace.chunks import (

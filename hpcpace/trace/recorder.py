@@ -17,7 +17,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 
 from hpcpace.core.errors import UsageError
 from hpcpace.core.files import Folder
+from hpcpace.core.records import dataclass
 from hpcpace.trace.recent import RecentRows
 from hpcpace.trace.schema import (
     NO_STEP,

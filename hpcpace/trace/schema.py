@@ -12,7 +12,7 @@ import re
 import struct
 import zlib
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import MISSING, asdict, dataclass, field, fields
+from dataclasses import MISSING, asdict, field, fields
 from enum import IntEnum, IntFlag
 from typing import Any
 
@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from hpcpace.core.detail import MAX_RANKS
 from hpcpace.core.errors import TraceError
+from hpcpace.core.records import dataclass
 
 FORMAT = "hpcpace-trace"
 FORMAT_VERSION = "1.7"

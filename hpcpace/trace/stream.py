@@ -13,7 +13,6 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
@@ -24,6 +23,7 @@ from numpy.typing import NDArray
 from hpcpace.core.errors import TraceError
 from hpcpace.core.files import Folder, closing_descriptor
 from hpcpace.core.pool import run_threads
+from hpcpace.core.records import dataclass
 from hpcpace.core.text import format_bytes
 from hpcpace.trace.chunks import DamagedColumn, TableChunks, fill_chunk, read_chunks, select_chunks
 from hpcpace.trace.schema import NO_STEP, TraceHeader

@@ -10,7 +10,6 @@ import dataclasses
 import re
 import signal
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcpace.core.detail import MAX_RANKS
+from hpcpace.core.records import dataclass
 from hpcpace.trace.schema import DEVICE_BEGIN_COLUMN, DEVICE_END_COLUMN, ErrorPart, EventKind, ExitKind, TraceHeader
 
 _NUM_FOUND = re.compile(r"^\d+ steps? ")

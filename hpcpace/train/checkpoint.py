@@ -15,7 +15,7 @@ import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -30,6 +30,7 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadat
 from hpcpace.core.environment import RankInfo, process_environ
 from hpcpace.core.errors import ConfigError, DataError, HpcpaceError, TrainingFailed
 from hpcpace.core.files import Folder
+from hpcpace.core.records import dataclass
 from hpcpace.core.rundir import Attempt, RunDirectory, default_run_path
 from hpcpace.core.text import printable, shortened, shown
 from hpcpace.train.checkpoint_folder import (

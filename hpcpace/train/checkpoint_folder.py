@@ -16,7 +16,7 @@ import shlex
 import stat
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
 from hpcpace.core.codec import Count, convert
 from hpcpace.core.errors import DataError
 from hpcpace.core.files import Folder, closing_descriptor, other_writers, read_most
+from hpcpace.core.records import dataclass
 from hpcpace.core.text import shown
 from hpcpace.train.plan import TrainPlan
 

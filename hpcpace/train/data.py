@@ -17,7 +17,7 @@ import sysconfig
 import unicodedata
 from array import array
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cache, lru_cache
 from itertools import groupby, pairwise
 from pathlib import Path
@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 
 from hpcpace.core.codec import Count, convert
 from hpcpace.core.errors import DataError
+from hpcpace.core.records import dataclass
 from hpcpace.train.plan import TrainPlan
 from hpcpace.train.settings import GPT2Shape
 

@@ -14,12 +14,12 @@ import re
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from hpcpace.core.errors import ConfigError
+from hpcpace.core.records import dataclass
 from hpcpace.core.text import NS_PER_MS, NS_PER_S, NS_PER_US
 
 PHASES = {"forward": ("forward",), "backward": ("backward",), "compute": ("forward", "backward"), "data": ("data",)}

@@ -17,7 +17,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -34,6 +34,7 @@ from hpcpace.core.compat import host_backend
 from hpcpace.core.config import Config
 from hpcpace.core.environment import RankInfo, process_redaction
 from hpcpace.core.errors import ConfigError, TrainingFailed
+from hpcpace.core.records import dataclass
 from hpcpace.core.text import NS_PER_MS, NS_PER_S
 from hpcpace.trace.schema import StepFlag
 from hpcpace.train.checkpoint import Checkpoints, StartPoint, agree_on_start

@@ -22,7 +22,7 @@ import weakref
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import cache, partial
 from typing import Any
 
@@ -34,6 +34,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, PrepareModuleOutput, RowwiseParallel, parallelize_module
 from torch.nn import functional
 
+from hpcpace.core.records import dataclass
 from hpcpace.train.settings import GPT2Shape, ResNetShape
 from hpcpace.train.volume import MASTER_DTYPES
 

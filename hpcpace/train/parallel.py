@@ -11,7 +11,6 @@ import itertools
 import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -25,6 +24,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import loss_parallel
 from torch.nn.parallel import DistributedDataParallel
 
+from hpcpace.core.records import dataclass
 from hpcpace.train.data import TrainingData
 from hpcpace.train.data_parallel import HostGroups, average_replicas, host_groups, replicate, shard
 from hpcpace.train.models import (

@@ -11,12 +11,12 @@ import os
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from hpcpace.core.errors import ConfigError, MeshError, WorldError, check_all
+from hpcpace.core.records import dataclass
 from hpcpace.train.inject import InjectedFault, parse_fault
 from hpcpace.train.settings import (
     DIMENSIONS,

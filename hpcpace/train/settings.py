@@ -6,12 +6,13 @@ Nothing here needs torch, so a mesh that does not fit is refused before anything
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from hpcpace.core.config import Section, choice, number
 from hpcpace.core.errors import ConfigError, MeshError
+from hpcpace.core.records import dataclass
 
 MODELS = ("gpt2", "resnet18")
 PRESETS = ("tiny", "small", "medium", "large", "xl")

@@ -16,13 +16,14 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hpcpace.core.errors import ConfigError
+from hpcpace.core.records import dataclass
 from hpcpace.train.plan import TrainPlan, next_multiple
 from hpcpace.train.settings import GPT2Shape, Mesh
 

@@ -6,12 +6,12 @@ Times are on the rank's own clock.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from hpcpace.core.records import dataclass
 from hpcpace.trace.journal import JournalTail, Tail
 from hpcpace.trace.schema import Op, PaceArm, Phase, StepFlag, TraceHeader
 

@@ -10,7 +10,7 @@ import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from hpcpace.core.codec import read_json
 from hpcpace.core.detail import MAX_RANKS
 from hpcpace.core.errors import SnapshotError, TraceError
 from hpcpace.core.files import Folder
+from hpcpace.core.records import dataclass
 from hpcpace.core.rundir import Attempt, RunDirectory, rank_of
 from hpcpace.core.text import printable
 from hpcpace.diagnosis.run_state import StartRecord, read_start

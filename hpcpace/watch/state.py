@@ -10,13 +10,14 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from enum import StrEnum
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
+from hpcpace.core.records import dataclass
 from hpcpace.core.text import NS_PER_S, format_duration, percent, printable, rank_list
 from hpcpace.metrics.roles import same_work
 from hpcpace.watch.live_rank import Detail, LiveRank, OpenCall

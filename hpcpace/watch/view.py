@@ -11,9 +11,10 @@ import time
 import tty
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import StrEnum
 
+from hpcpace.core.records import dataclass
 from hpcpace.core.text import (
     NS_PER_S,
     format_count,

@@ -10,10 +10,11 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from hpcpace.core.errors import HpcpaceError
+from hpcpace.core.records import dataclass
 from hpcpace.core.rundir import Attempt
 from hpcpace.watch.run_tail import LiveAttempt, RunTail
 from hpcpace.watch.state import HangState, JobState, job_state

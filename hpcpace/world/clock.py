@@ -12,10 +12,10 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from hpcpace.core.errors import ClockSyncError
+from hpcpace.core.records import dataclass
 from hpcpace.core.text import NS_PER_S
 from hpcpace.trace.schema import DRIFT_PPM
 from hpcpace.world.messages import NUM_VALUES, Messages

@@ -7,7 +7,6 @@ import re
 import socket
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import timedelta
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -16,6 +15,7 @@ from typing import Any
 from hpcpace.core.environment import RankInfo, mark_rank
 from hpcpace.core.errors import WorldError
 from hpcpace.core.hostlist import expand
+from hpcpace.core.records import dataclass
 from hpcpace.world.deadline import Deadline, in_time
 from hpcpace.world.mpi import LoadedMpi, ended_after, load_mpi, mpi_world
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 import ipaddress
 import socket
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from hpcpace.core.errors import WorldError
+from hpcpace.core.records import dataclass
 
 SYS = Path("/sys")
 _INFINIBAND_TYPE = "32"  # ARPHRD_INFINIBAND of linux/if_arp.h

@@ -20,11 +20,11 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any, NoReturn, TextIO
 
 from hpcpace.core.environment import HostIdentity, RankInfo, locate, mark_rank, process_environ, process_redaction
 from hpcpace.core.errors import EXIT_FAILED, HpcpaceError, ImpossibleWorld, TrainingFailed, UsageError, WorldError
+from hpcpace.core.records import dataclass
 
 _LONGEST_TIMEOUT_S = 1e6  # faulthandler takes no end of seconds
 _DUMP_S = 0.3

@@ -14,7 +14,6 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +22,7 @@ from hpcpace.core.compat import set_group_timeout
 from hpcpace.core.environment import RankInfo, host_identity, process_environ, set_environ_default
 from hpcpace.core.errors import ImpossibleWorld, WorldError
 from hpcpace.core.hostlist import exclude_option, expand, short_list
+from hpcpace.core.records import dataclass
 from hpcpace.core.text import few
 from hpcpace.world.connection import Rendezvous, open_store, rendezvous_of_torchrun, wait_until_listening
 from hpcpace.world.deadline import Deadline

@@ -8,11 +8,11 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from hpcpace.core.environment import RankInfo, is_started_by_rank, process_environ, rank_info
 from hpcpace.core.errors import HpcpaceError, NotEnoughMemory, ReportError, WorldError
+from hpcpace.core.records import dataclass
 
 _Part = TypeVar("_Part")
 _Whole = TypeVar("_Whole")

@@ -6,7 +6,6 @@ import re
 import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from importlib.resources import files
 
 from hpcpace.audit import cpusets
@@ -14,6 +13,7 @@ from hpcpace.audit.findings import AuditFinding, Certainty, Severity, Skip
 from hpcpace.audit.job import AuditedJob
 from hpcpace.audit.nccl_log import LogProcess, NcclLog, Seen, Topic
 from hpcpace.audit.tree import Unreadable
+from hpcpace.core.records import dataclass
 from hpcpace.core.text import plural, printable
 
 _RDMA_NAME = re.compile(r"\b(ib[ops]?\d\w*|ibp\w+|ibs\d\w*|hsn\d+|opa\d+)\b")

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from hpcpace.core.hostlist import exclusion
+from hpcpace.core.records import dataclass
 from hpcpace.core.text import NS_PER_MS
 from hpcpace.core.thresholds import ThresholdValues
 from hpcpace.diagnosis.figures.overview import place_excess

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TypedDict, TypeVar
 
 import numpy as np
 
 from hpcpace.core.errors import TraceError
+from hpcpace.core.records import dataclass
 from hpcpace.core.rundir import Attempt, RunDirectory
 from hpcpace.core.text import format_duration, listed, percent, plural, rank_list
 from hpcpace.core.thresholds import Thresholds, number

@@ -7,10 +7,11 @@ hold devices up by turns, idle time that nothing shows may look like work: who i
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
+from hpcpace.core.records import dataclass
 from hpcpace.core.thresholds import Thresholds, number
 from hpcpace.diagnosis.finding import Case
 from hpcpace.diagnosis.host_pace import HostPace

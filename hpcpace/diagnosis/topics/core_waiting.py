@@ -7,10 +7,10 @@ of a rank bound what waiting may explain.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 import numpy as np
 
+from hpcpace.core.records import dataclass
 from hpcpace.core.text import plural, printable
 from hpcpace.core.thresholds import Thresholds, number
 from hpcpace.diagnosis.finding import Panels

@@ -7,12 +7,13 @@ against this waiting, and dropped where it may be all that is behind them.
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import StrEnum
 from typing import ClassVar
 
 import numpy as np
 
+from hpcpace.core.records import dataclass
 from hpcpace.core.text import percent, plural, printable, rank_list
 from hpcpace.diagnosis.finding import (
     Case,

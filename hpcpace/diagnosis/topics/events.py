@@ -5,11 +5,12 @@ An event is a step that takes much longer; events count if they come back at equ
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import ClassVar
 
 import numpy as np
 
+from hpcpace.core.records import dataclass
 from hpcpace.core.text import format_duration, percent, plural
 from hpcpace.core.thresholds import Thresholds, number
 from hpcpace.diagnosis.finding import (

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import ClassVar
 
 import numpy as np
 
+from hpcpace.core.records import dataclass
 from hpcpace.core.text import format_duration, listed, percent, rank_list
 from hpcpace.core.thresholds import Thresholds, number
 from hpcpace.diagnosis.finding import (

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
+from hpcpace.core.records import dataclass
 from hpcpace.core.text import percent
 from hpcpace.core.thresholds import Thresholds, number
 from hpcpace.diagnosis.finding import Case, DiagnosisFinding, Evidence, FindingWords, Panels, Said

@@ -7,9 +7,9 @@ clocks are right.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import ClassVar
 
+from hpcpace.core.records import dataclass
 from hpcpace.core.text import NS_PER_S, format_duration, format_rate, listed, percent, plural
 from hpcpace.diagnosis.finding import (
     MAX_NAMED,

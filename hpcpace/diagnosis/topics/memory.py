@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
+from hpcpace.core.records import dataclass
 from hpcpace.core.text import plural, printable
 from hpcpace.diagnosis.finding import Case, DiagnosisFinding, Evidence, FindingWords, Said, first_ranks, rank_culprit
 from hpcpace.diagnosis.stops import GrowingMemory

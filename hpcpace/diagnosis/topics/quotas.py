@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
+from hpcpace.core.records import dataclass
 from hpcpace.core.text import listed, percent, printable
 from hpcpace.core.thresholds import Thresholds, number
 from hpcpace.diagnosis.finding import MAX_NAMED, CpuQuota, Panels

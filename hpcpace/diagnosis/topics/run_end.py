@@ -9,11 +9,12 @@ from __future__ import annotations
 import signal
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
+from hpcpace.core.records import dataclass
 from hpcpace.core.text import format_duration, named_ranks, plural, printable, shortened
 from hpcpace.core.thresholds import Thresholds, number
 from hpcpace.diagnosis.evidence import TimedTraces

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from hpcpace.core.records import dataclass
 from hpcpace.core.text import format_duration, listed
 from hpcpace.diagnosis.finding import Evidence, Said
 from hpcpace.metrics.roles import PhaseExcess, Stage, StageComparison

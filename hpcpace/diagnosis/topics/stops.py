@@ -6,12 +6,12 @@ The others wait for them in the next collective, so a single stop may cost more 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import ClassVar
 
 import numpy as np
 
+from hpcpace.core.records import dataclass
 from hpcpace.core.text import NS_PER_S, format_duration, plural, printable
 from hpcpace.core.thresholds import Thresholds, number
 from hpcpace.diagnosis.finding import (

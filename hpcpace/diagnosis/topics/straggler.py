@@ -7,12 +7,13 @@ by arrivals alone, which name a rank but not the reason.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import StrEnum
 from typing import Any, ClassVar
 
 import numpy as np
 
+from hpcpace.core.records import dataclass
 from hpcpace.core.text import format_duration, percent, place_name, printable
 from hpcpace.core.thresholds import Thresholds, ThresholdValues, number
 from hpcpace.diagnosis.finding import (

@@ -21,11 +21,11 @@ import struct
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 from hpcpace.core import netlink
+from hpcpace.core.records import dataclass
 from hpcpace.observe.host.counters import Device, read_devices
 from hpcpace.observe.host.kernel_counters import read_counter
 from hpcpace.trace.schema import LinkState

@@ -17,7 +17,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import cache
 from itertools import count
 from pathlib import Path
@@ -26,6 +26,7 @@ from typing import Any, get_args, get_type_hints
 from hpcpace.core.codec import json_object, read_json
 from hpcpace.core.environment import change_environ, process_environ, rank_info
 from hpcpace.core.errors import DataError, WorldError
+from hpcpace.core.records import dataclass
 from hpcpace.core.rundir import RunDirectory, default_run_path
 from hpcpace.core.settings import OPTED_OUT_LINE
 from hpcpace.observe.launch.last_line import open_teller

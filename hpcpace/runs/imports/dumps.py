@@ -14,12 +14,13 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from itertools import pairwise
 from pathlib import Path
 
 from hpcpace.core.errors import CannotTell, TraceError, with_reasons
 from hpcpace.core.pool import map_processes
+from hpcpace.core.records import dataclass
 from hpcpace.core.text import first_few, listed, plural, printable, rank_list, shortened
 from hpcpace.runs.imports.flight_recorder import MAX_RANKS, Dump, Entry, read_dump
 

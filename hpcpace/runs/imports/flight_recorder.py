@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,6 +18,7 @@ from msgspec import Meta
 
 from hpcpace.core.codec import convert, read_pickle
 from hpcpace.core.files import read_file
+from hpcpace.core.records import dataclass
 from hpcpace.core.text import shown
 from hpcpace.runs.imports.input_files import MAX_LETTERS, MAX_NUMBER, Name, WholeNumber, is_whole, json_value
 

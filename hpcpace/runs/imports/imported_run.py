@@ -8,7 +8,7 @@ from __future__ import annotations
 import platform
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from hpcpace import __version__
 from hpcpace.core.errors import TraceError, UsageError
+from hpcpace.core.records import dataclass
 from hpcpace.core.rundir import Attempt, RunDirectory
 from hpcpace.runs.measured import DAY_NS, is_to_come
 from hpcpace.trace.schema import TABLES, TraceHeader, round_times, row_dtype

@@ -20,7 +20,6 @@ import resource
 import stat
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import cached_property
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -35,6 +34,7 @@ from zlib_ng import zlib_ng
 from hpcpace.core.codec import MAX_VALUES
 from hpcpace.core.errors import TraceError
 from hpcpace.core.files import Folder
+from hpcpace.core.records import dataclass
 from hpcpace.core.text import plural, printable
 
 _Result = TypeVar("_Result")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from array import array
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from hpcpace.core.detail import MAX_RANKS
 from hpcpace.core.errors import TraceError
+from hpcpace.core.records import dataclass
 from hpcpace.core.text import plural, printable
 from hpcpace.runs.imports.input_files import ChromeEvents, InputFile, json_bytes
 from hpcpace.trace.schema import Op, Phase

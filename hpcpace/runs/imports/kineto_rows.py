@@ -6,13 +6,13 @@ The device passes a mark of its host when all kernels launched before it have en
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hpcpace.core.errors import TraceError
+from hpcpace.core.records import dataclass
 from hpcpace.metrics.clock_suspects import ClockBounds
 from hpcpace.runs.imports.imported_run import UNKNOWN_GROUP, Rows, rows_of
 from hpcpace.runs.imports.kineto_profile import MAX_GROUPS, Calls, Profile

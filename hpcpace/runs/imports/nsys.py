@@ -12,7 +12,6 @@ import sqlite3
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
 from itertools import islice, zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,6 +19,7 @@ from urllib.parse import quote
 
 from hpcpace.core.errors import TraceError
 from hpcpace.core.files import Folder
+from hpcpace.core.records import dataclass
 from hpcpace.core.text import NS_PER_S, first_few, plural, printable, shown
 from hpcpace.runs.imports.imported_run import Import, ImportedRank, Source, date_of, headers_of
 from hpcpace.runs.imports.input_files import MAX_NUMBER, is_whole

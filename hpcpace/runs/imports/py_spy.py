@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -23,6 +23,7 @@ from msgspec import Meta
 
 from hpcpace.core.codec import convert
 from hpcpace.core.log_text import plain_text
+from hpcpace.core.records import dataclass
 from hpcpace.core.text import listed, plural, rank_list
 from hpcpace.hang.verdict import is_or_are
 from hpcpace.hang.views import Call, Channel, Doing, GroupView, Hang, HangKind, JobView, RankView, undecided

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -28,6 +28,7 @@ from hpcpace.core.codec import convert
 from hpcpace.core.errors import TraceError
 from hpcpace.core.files import read_file
 from hpcpace.core.log_text import plain_text
+from hpcpace.core.records import dataclass
 from hpcpace.core.text import listed, plural, printable, rank_list, shortened
 from hpcpace.hang.views import Call, Channel, GroupView, JobView, RankView
 from hpcpace.runs.imports.input_files import Name, WholeNumber, json_value

@@ -7,12 +7,13 @@ say how many ranks a job has, or who is in a group: where nobody is behind, that
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cached_property
 from pathlib import Path
 
 from hpcpace.core.errors import TraceError
 from hpcpace.core.log_text import lines_with, pieces
+from hpcpace.core.records import dataclass
 from hpcpace.core.text import NS_PER_MS, first_few, format_duration, listed, plural, rank_list, shortened
 from hpcpace.hang.views import Call, Channel, GroupView, Hang, HangKind, JobView, RankView, undecided
 from hpcpace.runs.imports.flight_recorder import MAX_RANKS

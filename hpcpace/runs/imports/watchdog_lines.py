@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 
+from hpcpace.core.records import dataclass
 from hpcpace.core.text import NS_PER_S
 
 _FILE = "ProcessGroupNCCL.cpp"

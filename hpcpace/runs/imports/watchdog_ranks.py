@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
 from pathlib import Path
 
 from hpcpace.core.errors import TraceError
+from hpcpace.core.records import dataclass
 from hpcpace.core.text import NS_PER_MS, NS_PER_S, plural, rank_list, shortened
 from hpcpace.runs.imports.flight_recorder import MAX_RANKS
 from hpcpace.runs.imports.watchdog_lines import (

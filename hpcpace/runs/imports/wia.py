@@ -18,7 +18,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +28,7 @@ import pandas as pd
 from hpcpace.core.detail import MAX_RANKS
 from hpcpace.core.errors import TraceError, check_package
 from hpcpace.core.files import read_file
+from hpcpace.core.records import dataclass
 from hpcpace.core.text import NS_PER_S, format_duration, printable, shown
 from hpcpace.runs.imports.input_files import ChromeEvents, InputFile, call_bounded, json_bytes
 

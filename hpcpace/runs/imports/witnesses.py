@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from enum import StrEnum
 from pathlib import Path
 
 from hpcpace.core.errors import TraceError
 from hpcpace.core.files import read_file
 from hpcpace.core.log_text import encoding_of, plain_text
+from hpcpace.core.records import dataclass
 from hpcpace.core.text import first_few, listed, plural, printable, rank_list, shortened
 from hpcpace.hang.rules import find_hang
 from hpcpace.hang.views import Call, Channel, Hang, HangKind, JobView, RankView

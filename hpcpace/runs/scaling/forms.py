@@ -17,11 +17,11 @@ h, u and q are those that explain all sizes, each draw other ones, the likelier 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from hpcpace.core.records import dataclass
 from hpcpace.core.text import format_duration, listed, percent, plural
 from hpcpace.metrics.overlap import LEAST_HIDDEN
 from hpcpace.metrics.special import nonnegative_least_squares

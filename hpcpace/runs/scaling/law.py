@@ -7,11 +7,11 @@ interval has the noise of the runs and the doubt about the form. From the knee o
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from hpcpace.core.records import dataclass
 from hpcpace.core.text import plural
 from hpcpace.metrics.extrapolation import extrapolated_transfer
 from hpcpace.metrics.special import ENDS_95

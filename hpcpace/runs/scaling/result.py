@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
@@ -12,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcpace.core.errors import CannotTell, with_reasons
+from hpcpace.core.records import dataclass
 from hpcpace.core.text import NS_PER_MS, plural
 from hpcpace.probe.record import ProbeRecord
 from hpcpace.runs.scaling.forms import parts_of_all, phases_of

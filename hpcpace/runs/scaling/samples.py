@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hpcpace.core.errors import UsageError, with_reasons
+from hpcpace.core.records import dataclass
 from hpcpace.core.text import NS_PER_S, plural
 from hpcpace.diagnosis.summary import Overlap
 from hpcpace.metrics.growth import maximum_weights

@@ -7,12 +7,13 @@ import os
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import StrEnum
 
 import numpy as np
 
 from hpcpace.core.errors import CannotTell, UsageError, with_reasons
+from hpcpace.core.records import dataclass
 from hpcpace.core.text import NS_PER_S, first_few, listed, plural
 from hpcpace.metrics.run_difference import (
     MIN_CV,

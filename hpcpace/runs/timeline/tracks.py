@@ -7,7 +7,7 @@ is one trace, so that only some packets are in memory at a time. Perfetto's own 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcpace.core.errors import CannotTell, UsageError, with_reasons
+from hpcpace.core.records import dataclass
 from hpcpace.core.rundir import Attempt
 from hpcpace.core.text import plural, printable, rank_list
 from hpcpace.diagnosis.clocks import causality_of
