@@ -17,6 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 from hpcpace.core.errors import TraceError
 from hpcpace.core.records import dataclass
 from hpcpace.metrics import Bools, Floats, Ints
+from hpcpace.metrics.kernels import library
 from hpcpace.trace.reader import RankTrace
 from hpcpace.trace.schema import DRIFT_PPM
 
@@ -224,6 +225,12 @@ def reference_times(clock: CommonClock, local_ns: Ints) -> Ints:
         return clock.to_reference(local_ns).time_ns
     rates = np.diff(clock.offset_ns) / np.diff(clock.local_ns)
     times_ns = np.empty(len(local_ns), np.int64)
+    kernels = library()
+    if kernels is not None:
+        kernels.reference_times(
+            *(clock.num_samples, clock.local_ns, clock.offset_ns, rates, _MAX_NS, len(local_ns), local_ns, times_ns)
+        )
+        return times_ns
     # Times are nearly in order: most blocks lie between two samples, and are mapped without a lookup for each row.
     for first in range(0, len(local_ns), _BLOCK_ROWS):
         own_ns = local_ns[first : first + _BLOCK_ROWS]

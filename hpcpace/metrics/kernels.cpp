@@ -39,6 +39,24 @@ double middle(double* values, Int count, Int low, Int high) {
 // As np.rint and a cast to int64.
 Int whole(double value) { return static_cast<Int>(std::rint(value)); }
 
+// How many of some ascending times are no later than another one: mostly as many as of the one before.
+struct Counted {
+    Int count;
+    const Int* times;
+    Int found = 0;
+
+    Int operator()(Int time) {
+        if (found < count && times[found] <= time) {
+            ++found;
+        } else if (!found || times[found - 1] <= time) {
+            return found;
+        }
+        if ((found < count && times[found] <= time) || (found && times[found - 1] > time))
+            found = std::upper_bound(times, times + count, time) - times;
+        return found;
+    }
+};
+
 constexpr Int BLOCK_ROWS = 1 << 13;
 
 // The rows of all ranks in order of rank and enter.
@@ -650,6 +668,32 @@ int under_way(
         for (Int step = 0; step < num_steps; ++step)
             total[step] = static_cast<double>(std::max(until_time(step_end[step]) - until_time(step_begin[step]), Int{0}));
     });
+}
+
+// How much of some stretches, ascending and disjoint, lies before each time, as `CoveredTime.until_ns`.
+int covered_until(Int num_stretches, const Int* begin, const Int* end, Int num_times, const Int* times, Int* covered) {
+    return guarded([&] {
+        std::vector<Int> before(num_stretches + 1, 0);
+        for (Int at = 0; at < num_stretches; ++at) before[at + 1] = before[at] + end[at] - begin[at];
+        Counted begun{num_stretches, begin};
+        for (Int at = 0; at < num_times; ++at) {
+            const Int count = begun(times[at]);
+            covered[at] = before[count] - (count ? std::max(end[count - 1] - times[at], Int{0}) : 0);
+        }
+    });
+}
+
+// Times on the reference clock, as `reference_times`; `rates` are those between samples, of which there are two or more.
+void reference_times(
+    Int num_samples, const Int* local, const Int* offset, const double* rates, double most_ns, Int num_times,
+    const Int* times, Int* reference
+) {
+    Counted passed{num_samples - 2, local + 1};
+    for (Int at = 0; at < num_times; ++at) {
+        const Int segment = passed(times[at]);
+        const double change = static_cast<double>(times[at] - local[segment]) * rates[segment];
+        reference[at] = times[at] - (whole(std::clamp(change, -most_ns, most_ns)) + offset[segment]);
+    }
 }
 
 // When ranks began to wait for slots, (num_waits, num_steps), as `_wait_begins`: no earlier than `begin`, which is

@@ -74,13 +74,16 @@ _ARGUMENTS: dict[str, tuple[Any, ...]] = {
         *(_INT, _INT, _INT, _Ints, _OUT_DOUBLES),
     ),
     "under_way": (_INT, _Ints, _Ints, _INT, _Ints, _Ints, _OUT_DOUBLES),
+    "covered_until": (_INT, _Ints, _Ints, _INT, _Ints, _OUT_INTS),
+    "reference_times": (_INT, _Ints, _Ints, _Doubles, _FLOAT, _INT, _Ints, _OUT_INTS),
     "rows_of_steps": (_INT, _Ints, _Ints, _Ints, _INT, _INT, _Ints, _OUT_INTS, _OUT_INTS),
     "last_waits": (
         *(_INT, _Ints, _Ints, _Ints, _Ints, _INT, _Ints, _Ints, _Ints, _Ints, _Ints, _Ints, _Bytes, _Bytes),
         *(_Ints, _Ints, _Ints, _INT, _OUT_INTS, _OUT_BYTES),
     ),
 }
-_RESULTS = {"rows_of_steps": _INT, "last_waits": None, "wait_begins": None, "delay_origins": _INT, "met_groups": None}
+_RESULTS = {"rows_of_steps": _INT, "delay_origins": _INT, "last_waits": None, "wait_begins": None, "met_groups": None}
+_RESULTS |= {"reference_times": None}
 
 
 @cache

@@ -11,11 +11,12 @@ from cases import each_case
 from known_runs import MS, data_parallel, known_run, pipeline
 
 from hpcpace.metrics import kernels
+from hpcpace.metrics.common_clock import CommonClock, reference_times
 from hpcpace.metrics.communication import under_way_ns
 from hpcpace.metrics.critical_path import critical_path
 from hpcpace.metrics.kernels import grouped_medians, others_median, stable_order
 from hpcpace.metrics.matching import match
-from hpcpace.metrics.phases import parts_of_steps
+from hpcpace.metrics.phases import CoveredTime, parts_of_steps
 from hpcpace.metrics.propagation import delay_origins, last_partner
 from hpcpace.metrics.segments import Blocking, local_work
 from hpcpace.metrics.step_graph import step_graph
@@ -136,6 +137,24 @@ def test_parts_of_steps(monkeypatch, seed):
         return parts_of_steps(steps, phases, (enter, exit_, blocked, wait)), under_way_ns(
             enter[::-1], exit_[::-1], *steps
         )
+
+    assert_same(*both(monkeypatch, measured))
+
+
+@each_case("seed", range(20))
+def test_times_on_the_reference_clock_and_time_covered_until_them(monkeypatch, seed):
+    random = np.random.default_rng(seed)
+    local = np.cumsum(random.integers(1, 20 * MS, int(random.integers(2, 30))))
+    offset = random.integers(-MS, MS, len(local)) * (10**9 if seed % 5 == 0 else 1)
+    clock = CommonClock(local_ns=local, offset_ns=offset, halfwidth_ns=np.ones(len(local), np.int64))
+    times = random.integers(-MS, int(local[-1]) + MS, 200)
+    times = times if seed % 3 == 0 else np.sort(times)[random.integers(0, 20) :]
+    begin = random.integers(0, int(local[-1]), int(random.integers(0, 20)))
+    covered = CoveredTime.of(begin, begin + random.integers(0, 9 * MS, len(begin)))
+
+    def measured():
+        edges = np.concatenate([covered.begin_ns, covered.end_ns, times, local])
+        return reference_times(clock, np.append(times, local)), covered.until_ns(edges)
 
     assert_same(*both(monkeypatch, measured))
 
