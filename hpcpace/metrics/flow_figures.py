@@ -357,8 +357,8 @@ class FlowFindings:
         is_compared: whether a slow link would have shown: at least two connections of a kind, which differ in links.
         reason: why nothing is compared; empty otherwise.
         crossing_factor: how many times as long connections between leaves take as those within one; None without both.
-        line_share: largest part of its interface's line rate that a connection reached while it was busy, headers
-            included; None if not known.
+        line_share: part of its interface's line rate that the connection which needs it longest reached while busy,
+            headers included; None if not known.
         line_s: seconds that all bytes of that connection take at the line rate; None if not known.
     """
 

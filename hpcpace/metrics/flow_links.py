@@ -359,14 +359,15 @@ def _accused(job: FlowJob, is_accused: Bools, is_well: Bools) -> tuple[Ints, Boo
 
 
 def _line_use(job: FlowJob) -> tuple[float | None, float | None]:
-    """Return the largest part of its interface's line rate that a connection reached while it was busy.
+    """Return which part of its interface's line rate the connection reached while busy that needs the line longest.
 
-    The second value is for how many seconds it would have been busy at all of that rate.
+    One that carries little may be fast while those that the job waits for are slow. The second value is for how many
+    seconds it would have been busy at all of that rate.
     """
     line = job.line_bytes_per_s[job.figures.source]
     if not np.isfinite(line).any():  # also without connections
         return None, None
-    of_line = np.exp(job.figures.log_rate) * (1 + HEADERS) / line
-    first = int(of_line.argmax())
-    share = float(min(of_line[first], 1.0))
-    return share, share * float(job.figures.busy_s[first])
+    of_line = np.minimum(np.exp(job.figures.log_rate) * (1 + HEADERS) / line, 1.0)
+    on_line_s = np.nan_to_num(of_line * job.figures.busy_s)
+    first = int(on_line_s.argmax())
+    return float(of_line[first]), float(on_line_s[first])

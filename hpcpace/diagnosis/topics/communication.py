@@ -75,8 +75,8 @@ class TransferEvidence(Evidence):
         transfer: all exposed transfer as a share of the step; the rest beyond `share` and `bursts` is blocked senders.
         bursts: time of bursts as a share of the step.
         least: the threshold of `of_work`.
-        line_share: the largest part of its interface's line rate that a connection reached while it was busy; None
-            where that is not known.
+        line_share: the part of its interface's line rate that the connection that needs it longest reached while busy;
+            None where that is not known.
         is_line_full: whether that is about all of it.
         on_line: share of the step that exposed transfer takes at least, because its bytes need that time at the line
             rate; 0 where the rate is not known.
@@ -109,11 +109,12 @@ class TransferEvidence(Evidence):
         more: tuple[str, ...] = ()
         if self.is_line_full and self.line_share is not None:
             rate = percent(self.line_share)
-            parts += f"; connections reach {rate} of the line rate while busy: links are full, not broken"
+            parts += f"; the busiest connection reaches {rate} of the line rate: links are full, not broken"
         elif self.line_share is not None:
             more = (
-                f"connections reach at most {percent(self.line_share)} of the line rate while busy; why is not seen on "
-                "this job's hosts: narrower links between switches, traffic of others there, or senders at their limit",
+                f"the busiest connection reaches {percent(self.line_share)} of the line rate; why not more is not seen "
+                "on this job's hosts: narrower links between switches, traffic of others there, or senders at their "
+                "limit",
             )
         kind = "steady" if parts else "exposed"
         whole = f", of {percent(self.transfer)} transfer in all" if parts else ""

@@ -207,7 +207,7 @@ def test_foreign_traffic_that_explains_only_a_part_is_said_to_be_so():
 def test_links_at_their_line_rate_are_full_and_not_broken():
     (found,) = diagnosed(busy(), flows=flows(line_share=0.96)).findings
     assert isinstance(found.evidence, TransferEvidence)
-    full = "connections reach 96.0 % of the line rate while busy: links are full, not broken"
+    full = "the busiest connection reaches 96.0 % of the line rate: links are full, not broken"
     assert full in words_of(found).why
     (slower,) = diagnosed(busy(), flows=flows(line_share=0.5)).findings
     assert "line rate" not in words_of(slower).why
