@@ -63,7 +63,7 @@ class CorePlace:
         if self.is_nicer:
             parts.append(f"it runs at nice {self.nice}, the others at {self.usual_nice}")
         if self.is_narrowed:
-            why = f", because {self.binding} narrows its mask" if self.binding else ""
+            why = f", because {self.binding} narrowed its mask" if self.binding else ""
             parts.append(f"it may use {plural(self.num_cpus, 'CPU')}, the others {self.usual_cpus}{why}")
         return "; ".join(parts)
 

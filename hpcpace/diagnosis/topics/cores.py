@@ -122,7 +122,7 @@ class CoreEvidence(Evidence):
         cpus, ranks = plural(self.cpus, "CPU"), plural(self.of_host, "rank")
         who = rank_list(self.ranks) if len(set(said.hosts.values())) == 1 else where
         crowd = f"{ranks} of this job on {cpus} of {printable(self.hosts[0])}"
-        crowd += f", to which {self.binding} narrows them" if self.binding else ""
+        crowd += f", to which {self.binding} narrowed them" if self.binding else ""
         fewer = self.unbound or _FEWER
         others = f"find what else runs on {where} (top, squeue -w), or ask for whole nodes (sbatch --exclusive)"
         if self.quota is not None:

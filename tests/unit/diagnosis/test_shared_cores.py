@@ -524,7 +524,7 @@ def test_two_ranks_on_one_core_while_others_have_more_wait_for_each_other():
     bindings = dict.fromkeys([1, 2], ("OMP_PLACES={0}", "unset OMP_PLACES"))
     verdict = verdict_of(diagnose(Case(panels=replace(panels(use), bindings=bindings))), hosts=HOSTS)
     assert (verdict.variety, [culprit.id for culprit in verdict.culprits]) == ("ranks", ["1", "2"])
-    assert "2 ranks of this job on 1 CPU of n0, to which OMP_PLACES={0} narrows them" in verdict.headline
+    assert "2 ranks of this job on 1 CPU of n0, to which OMP_PLACES={0} narrowed them" in verdict.headline
     assert verdict.next[0].startswith("unset OMP_PLACES")
 
 
@@ -532,7 +532,7 @@ def test_openmp_that_puts_all_ranks_on_one_core_is_why_they_share_it():
     run = panels(cores(0.25, 0.6, cpus=("0",) * RANKS))
     bindings = dict.fromkeys(range(RANKS), ("OMP_PROC_BIND=close", "unset OMP_PROC_BIND"))
     verdict = verdict_of(diagnose(Case(panels=replace(run, bindings=bindings))), hosts=HOSTS)
-    assert "4 ranks of this job on 1 CPU of n0, to which OMP_PROC_BIND=close narrows them" in verdict.headline
+    assert "4 ranks of this job on 1 CPU of n0, to which OMP_PROC_BIND=close narrowed them" in verdict.headline
     assert verdict.next[0].startswith("unset OMP_PROC_BIND")
 
 
