@@ -198,13 +198,13 @@ _add_fault(
         "step_s",
         type=Real(-kinds.MAX_STEP_S, kinds.MAX_STEP_S),
         default=0.05,
-        help="Step it ahead by this many seconds, or back if they are negative.",
+        help="Put it ahead by this many seconds, or back if they are negative.",
     ),
     option(
         "--clock",
         type=click.Choice([str(clock) for clock in Clock]),
         default=str(Clock.MONOTONIC),
-        help="Step this clock; traces have times of CLOCK_MONOTONIC.",
+        help="Take this clock; traces have times of CLOCK_MONOTONIC.",
     ),
 )
 _add_fault(

@@ -126,7 +126,12 @@ def _wrong_refusal(param: click.Parameter, value: str) -> str:
 
 def test_every_number_has_bounds() -> None:
     assert PARAMETERS
-    wrong = {f"{name} {value}": _wrong_refusal(param, value) for name, param in PARAMETERS for value in NO_NUMBERS}
+    wrong = {
+        f"{name} {value}": _wrong_refusal(param, value)
+        for name, param in PARAMETERS
+        for value in NO_NUMBERS
+        if not (value == "-1" and getattr(param.type, "min", 0) <= -1)  # a step of a clock may go back
+    }
     assert {call: what for call, what in wrong.items() if what} == {}
 
 
