@@ -70,12 +70,6 @@ std::int64_t stepped(clockid_t clock, std::int64_t time_ns) {
     }
 }
 
-// When it is that time by the kernel's clock.
-timespec due(const timespec* time) {
-    const auto& step_ns = time->tv_sec < least_realtime_s ? steps->monotonic_ns : steps->realtime_ns;
-    return time_of(std::max<std::int64_t>(nanoseconds(*time) - step_ns.load(std::memory_order_relaxed), 0));
-}
-
 decltype(clock_gettime)* read_clock;
 decltype(clock_nanosleep)* sleep_until;
 decltype(pthread_cond_timedwait)* wait_for_condition;
@@ -83,6 +77,15 @@ decltype(sem_timedwait)* wait_for_semaphore;
 // glibc has them since 2.30.
 int (*wait_for_condition_by)(pthread_cond_t*, pthread_mutex_t*, clockid_t, const timespec*);
 int (*wait_for_semaphore_by)(sem_t*, clockid_t, const timespec*);
+
+// When it is that time by the kernel's clock. While a clock stands still, what waits waits as long as it was to.
+timespec due(const timespec* time) {
+    const clockid_t clock = time->tv_sec < least_realtime_s ? CLOCK_MONOTONIC : CLOCK_REALTIME;
+    timespec now;
+    if (next("clock_gettime", read_clock)(clock, &now)) return *time;
+    const std::int64_t ahead_ns = stepped(clock, nanoseconds(now)) - nanoseconds(now);
+    return time_of(std::max<std::int64_t>(nanoseconds(*time) - ahead_ns, 0));
+}
 
 }  // namespace
 
