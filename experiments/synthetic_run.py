@@ -80,7 +80,7 @@ class SyntheticRun:
         slow: factor on forward and backward, by rank.
         extras: what ranks do on top.
         pattern: factors on forward and backward of all ranks, which repeat step by step.
-        step_source: what traces say of how steps were found; nothing if empty.
+        step_source, phase_source: what traces say of how steps and phases were found; nothing if empty.
         offsets_ns: each rank's clock minus the reference.
         noise: standard deviation of forward and backward, relative.
         missing: ranks without a file.
@@ -112,6 +112,7 @@ class SyntheticRun:
     endings: tuple[Ending, ...] = ()
     pattern: tuple[float, ...] = (1.0,)
     step_source: str = ""
+    phase_source: str = ""
 
     def write(self, path: Path) -> RunDirectory:
         """Write the traces of one more attempt and return the run."""
@@ -195,8 +196,10 @@ class SyntheticRun:
                     (offset, end_ns, self._jumped_ns(0, self.num_steps)),
                 ):
                     recorder.add_clock(0, time_ns + own, own - of_reference + error, 2 * halfwidth, halfwidth, 20)
-            if self.step_source:
-                recorder.add_event(end_ns, self.num_steps, EventKind.STEP_SOURCE, 0, self.step_source.encode())
+            sources = {EventKind.STEP_SOURCE: self.step_source, EventKind.PHASE_SOURCE: self.phase_source}
+            for kind, text in sources.items():
+                if text:
+                    recorder.add_event(end_ns, self.num_steps, kind, 0, text.encode())
             endings = [ending for ending in self.endings if ending.rank == rank]
             for ending in endings:
                 self._end(recorder, ending, end_ns + offset)

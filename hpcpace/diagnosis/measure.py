@@ -401,7 +401,7 @@ def _no_grad_share(measured: Measured) -> Floats:
     for trace in measured.timed.traces:
         phases = trace.tables["phases"]
         rows = phases.select((phases["phase"] == Phase.OTHER) & np.isin(phases["step"], measured.chosen.step))
-        called_ns.append(float((rows["end_ns"] - rows["begin_ns"]).sum()))
+        called_ns.append(trace.other_is_without_gradients * float((rows["end_ns"] - rows["begin_ns"]).sum()))
     return np.asarray(called_ns / np.maximum(measured.spent_ns((Part.OTHER,)).sum(axis=1), 1.0))
 
 

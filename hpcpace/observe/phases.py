@@ -26,7 +26,7 @@ from hpcpace.observe.samples import BatchSizes, ParameterProbe, has_scalar
 from hpcpace.observe.steps import StepFinder
 from hpcpace.observe.training_calls import BackwardPasses, ModuleCalls
 from hpcpace.trace.recorder import PhaseEnded, Recorder
-from hpcpace.trace.schema import Phase, StepFlag
+from hpcpace.trace.schema import OTHER_WITHOUT_GRADIENTS, Phase, StepFlag
 
 _SAVING = (
     ("torch", "save"),
@@ -187,7 +187,7 @@ class PhaseObserver:
     def source(self) -> str:
         """How phases were seen, in words."""
         counts = ", ".join(f"{phase.name.lower()} {self._num_rows[phase]}" for phase in self.seen)
-        habit = ", other those without that show no evaluation" if self._num_rows[Phase.OTHER] else ""
+        habit = f", {OTHER_WITHOUT_GRADIENTS}" if self._num_rows[Phase.OTHER] else ""
         calls = f"forward and eval are outermost module calls with and without gradients{habit}"
         return f"{calls}; intervals: {counts or 'none'}"
 

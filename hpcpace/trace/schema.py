@@ -133,6 +133,10 @@ class ErrorCode(IntEnum):
     DISCONNECTED = 2
 
 
+OTHER_WITHOUT_GRADIENTS = "other those without that show no evaluation"
+"""In the text of PHASE_SOURCE, where rows of phase OTHER are outermost calls of modules without gradients."""
+
+
 class ErrorPart(IntEnum):
     """What a piece of text says of the end of a rank by an error, the code of its event.
 

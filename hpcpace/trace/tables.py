@@ -19,7 +19,15 @@ from numpy.typing import NDArray
 
 from hpcpace.core.detail import MAX_RANKS
 from hpcpace.core.records import dataclass
-from hpcpace.trace.schema import DEVICE_BEGIN_COLUMN, DEVICE_END_COLUMN, ErrorPart, EventKind, ExitKind, TraceHeader
+from hpcpace.trace.schema import (
+    DEVICE_BEGIN_COLUMN,
+    DEVICE_END_COLUMN,
+    OTHER_WITHOUT_GRADIENTS,
+    ErrorPart,
+    EventKind,
+    ExitKind,
+    TraceHeader,
+)
 
 _NUM_FOUND = re.compile(r"^\d+ steps? ")
 """At the beginning of how steps were found: how many there were when the way was found."""
@@ -173,12 +181,22 @@ class RankTrace:
     @property
     def step_source(self) -> tuple[int, str]:
         """How many updates were out of order, and how steps were found, in words; empty where nothing says it."""
+        code, text = self._last_event(EventKind.STEP_SOURCE)
+        return code, _NUM_FOUND.sub("", text)
+
+    @property
+    def other_is_without_gradients(self) -> bool:
+        """Whether rows of phase `other` are calls of modules without gradients, as hpcpace says when a trace ends."""
+        return OTHER_WITHOUT_GRADIENTS in self._last_event(EventKind.PHASE_SOURCE)[1]
+
+    def _last_event(self, kind: EventKind) -> tuple[int, str]:
+        """Return code and text of the last event of a kind; 0 and nothing without one."""
         events = self.tables.get("events")
-        rows = np.flatnonzero(events["kind"] == EventKind.STEP_SOURCE) if events is not None else np.zeros(0, np.int64)
+        rows = np.flatnonzero(events["kind"] == kind) if events is not None else np.zeros(0, np.int64)
         if events is None or not len(rows):
             return 0, ""
         text = bytes(events["text"][rows[-1]]).decode(errors="replace").rstrip("\0")
-        return int(events["code"][rows[-1]]), _NUM_FOUND.sub("", text)
+        return int(events["code"][rows[-1]]), text
 
     @property
     def has_no_steps(self) -> bool:

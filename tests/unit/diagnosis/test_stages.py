@@ -12,7 +12,7 @@ from experiments.synthetic_run import MS, Extra, SyntheticRun
 from hpcpace.diagnosis.analyze import examine
 from hpcpace.metrics.roles import Stage
 from hpcpace.trace.attempt_reader import read_attempt
-from hpcpace.trace.schema import ENQUEUE_COLUMN, Phase
+from hpcpace.trace.schema import ENQUEUE_COLUMN, OTHER_WITHOUT_GRADIENTS, Phase
 from hpcpace.trace.tables import Table
 
 
@@ -39,7 +39,12 @@ CLOCKS, WORKERS = "clock speeds", "workers"
         ({"slow": {2: 1.4}}, 2, Stage.COMPUTE, "backward of rank 2: ", CLOCKS, WORKERS),
         ({"extras": (slow_in(Phase.GC, rank=3),)}, 3, Stage.COLLECTION, "collection of rank 3: ", "gc.freeze", CLOCKS),
         ({"extras": (slow_in(None, rank=0),)}, 0, Stage.NO_PHASE, "outside all phases of rank 0: ", "script", CLOCKS),
-        ({"extras": (slow_in(Phase.OTHER),)}, 1, Stage.NO_PHASE, "modules without gradients", "a rollout", CLOCKS),
+        (
+            {"extras": (slow_in(Phase.OTHER),), "phase_source": OTHER_WITHOUT_GRADIENTS},
+            *(1, Stage.NO_PHASE, "modules without gradients", "without gradients: a rollout", CLOCKS),
+        ),
+        # Files of other tools, and blocks that a script names, have `other` for anything.
+        ({"extras": (slow_in(Phase.OTHER),)}, 1, Stage.NO_PHASE, "outside all phases of rank 1: ", "script", CLOCKS),
     ],
 )
 def test_a_straggler_is_named_with_its_stage_and_advice_that_fits(
@@ -161,7 +166,7 @@ def test_what_recurs_in_steps_is_the_script_and_not_cron(tmp_path):
 
 def test_a_rollout_that_recurs_is_named_as_work_without_gradients(tmp_path):
     rollout = Extra(rank=1, length_ns=100 * MS, phase=Phase.OTHER, every=8)
-    verdict = verdict_on(tmp_path, num_steps=120, extras=(rollout,))
+    verdict = verdict_on(tmp_path, num_steps=120, extras=(rollout,), phase_source=OTHER_WITHOUT_GRADIENTS)
     assert "work of modules without gradients that recurs every 8 steps" in verdict.headline
     assert "rank 1" in verdict.headline
     assert "what the script does every 8 steps without gradients: a rollout" in verdict.next[0]
