@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from hpcpace.core.errors import TraceError
 from hpcpace.core.records import dataclass
 from hpcpace.core.rundir import Attempt
-from hpcpace.core.text import NS_PER_S
+from hpcpace.core.text import NS_PER_S, shortened
 from hpcpace.hang.views import Activity, Doing, FoundHang, RankView, State
 from hpcpace.trace.reader import read_rank
 from hpcpace.trace.schema import Phase
@@ -292,6 +292,9 @@ _WAITS = {
 }
 
 
+_MAX_PATH = 200  # display: letters of the path of a pipe
+
+
 def _sleeps_for(pid: int) -> str:
     """Return what the main thread of a process sleeps for; empty where the kernel does not say it."""
     try:
@@ -300,7 +303,7 @@ def _sleeps_for(pid: int) -> str:
             return what
         file = int(Path(f"/proc/{pid}/syscall").read_text(encoding="ascii").split()[1], 16)
         path = Path(f"/proc/{pid}/fd/{file}")
-        return f"{what} {path.readlink()}" if path.is_fifo() else what
+        return f"{what} {shortened(str(path.readlink()), max_letters=_MAX_PATH)}" if path.is_fifo() else what
     except (OSError, ValueError, IndexError):
         return ""
 

@@ -13,6 +13,7 @@ from cases import each_case
 from written_job import SECOND, WrittenJob
 
 from hpcpace.core.rundir import Attempt
+from hpcpace.core.text import shortened
 from hpcpace.hang.activity import with_activity
 from hpcpace.hang.from_traces import hang_in, read_records
 from hpcpace.hang.views import Activity, FoundHang, State
@@ -87,7 +88,7 @@ os.read(pipe, 1) if sys.argv[2] == "read" else os.write(pipe, bytes(1 << 20))
     ],
 )
 def test_a_process_that_waits_for_a_pipe_waits_for_that_one(tmp_path: Path, does: str, waits: str) -> None:
-    attempt, pipe = waiting_job().write(tmp_path / "run"), tmp_path / "pipe"
+    attempt, pipe = waiting_job().write(tmp_path / "run"), tmp_path / "p\x1b[31m\n"
     journal = attempt.trace_file(1).with_suffix(".journal")
     os.mkfifo(pipe)
     command = [sys.executable, "-c", PIPES, journal, does, pipe]
@@ -95,7 +96,11 @@ def test_a_process_that_waits_for_a_pipe_waits_for_that_one(tmp_path: Path, does
         try:
             assert process.stdout is not None and process.stdout.readline() == b"ready\n"
             activity = seen(attempt, is_running=True)
-            assert activity is not None and str(activity) == f"waiting {waits.format(pipe=pipe)}"
+            assert (
+                activity is not None
+                and str(activity) == f"waiting {waits.format(pipe=shortened(str(pipe), max_letters=200))}"
+            )
+            assert str(activity).isprintable()
         finally:
             process.kill()
 
