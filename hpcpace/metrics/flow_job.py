@@ -8,13 +8,14 @@ from hpcpace.core.records import dataclass
 from hpcpace.core.thresholds import Thresholds, number
 from hpcpace.metrics import Bools, Floats, Ints
 from hpcpace.metrics.flow_figures import FlowFigures
-from hpcpace.metrics.special import stdtr
+from hpcpace.metrics.special import ndtri, stdtr
 from hpcpace.metrics.topology import Topology
 
 _BITS = 8  # format: bits of a byte
 HEADERS = 66 / 1448  # format: share of payload that Ethernet, IPv4 and TCP with timestamps add
 _QUARTERS = 4  # statistics: the quartile
 _OF_ERRORS = 4  # statistics: power of errors in the degrees of freedom (Welch 1947)
+_ALIKE = 2.0  # statistics: standard errors by which two rates that are equal may differ
 _MIN_ERROR = 1e-9  # statistics: divides where a rate does not vary at all
 
 
@@ -136,12 +137,24 @@ class FlowJob:
         return float(np.exp(self.fast(~crossing)[0] - self.fast(crossing, self.middle_log_rate)[0]))
 
     def fast(self, is_meant: Bools, log_rate: Floats | None = None) -> tuple[float, float]:
-        """Return the upper quartile of the rates of connections, as logarithm, and its error: most may be slow."""
+        """Return the upper quartile of the rates of connections, as logarithm, and its error: most may be slow.
+
+        A connection that carries little may seem faster than the line, and its rate has a large error. What is known
+        then is that the line is reached, as surely as all that are equally fast within their errors exceed it together.
+        """
         log_rate = self.figures.log_rate if log_rate is None else log_rate
         rows = np.flatnonzero(is_meant)
         order = rows[np.argsort(-log_rate[rows])]
         at = order[(len(order) - 1) // _QUARTERS]
-        return self.capped(float(log_rate[at])), float(self.figures.error[at])
+        capped, error = self.capped(float(log_rate[at])), float(self.figures.error[at])
+        if capped == log_rate[at]:
+            return capped, error
+        alike = rows[np.abs(log_rate[rows] - log_rate[at]) <= _ALIKE * np.hypot(self.figures.error[rows], error)]
+        weights = 1 / np.maximum(self.figures.error[alike], _MIN_ERROR) ** 2
+        beyond = float(np.average(log_rate[alike], weights=weights)) - capped
+        # The chance that the rate is lower than this error allows is `level` with and without the cap.
+        error = float(1 / np.sqrt(weights.sum())) + beyond / float(ndtri(self.limits.level))
+        return capped, max(error, 0.0)
 
     @property
     def usual_line_bytes_per_s(self) -> float:

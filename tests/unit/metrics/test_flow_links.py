@@ -83,6 +83,24 @@ def test_uplinks_that_give_half_of_what_hosts_give_are_a_design_and_no_fault():
     assert named(locate(job, figures, limits)) == [(LinkCause.UPLINK, ("leaf1 uplink", "leaf2 uplink"))]
 
 
+@each_case(("uplink_bps", "beyond", "is_named"), [(2.6e8, 2.0, True), (2.6e8, 1.0, False), (5e8, 2.0, False)])
+def test_few_bytes_that_pass_faster_than_the_line_show_that_it_is_reached(uplink_bps, beyond, is_named):
+    job = SimulatedLinks(uplink_bps=uplink_bps)
+    figures, topology = figures_of(job), simulate(job).topology
+    is_within = ~figures.is_crossing(topology)
+    line = np.log(job.link_bps / 8)
+    figures = replace(
+        figures,
+        log_rate=np.where(is_within, line + np.log(beyond), figures.log_rate),
+        most_log_rate=np.where(is_within, line + np.log(beyond), figures.most_log_rate),
+        error=np.where(is_within, 0.25, figures.error),
+    )
+    nothing = np.full((len(topology.links), 2), np.nan)
+    rates = {"line_rate_bps": np.full(job.num_hosts, job.link_bps), "limits": LIMITS}
+    found = named(locate_by_flows(figures, topology, foreign_bytes_per_s=nothing, **rates))
+    assert found == ([(LinkCause.UPLINK, ("leaf1 uplink", "leaf2 uplink"))] if is_named else [])
+
+
 def test_names_nothing_where_all_links_are_at_their_rate():
     found = located(SimulatedLinks(num_hosts=8, num_leaves=4, link_bps=1e8, uplink_bps=2e8, compute_s=0.01))
     assert found.faults == () and found.is_compared
