@@ -158,7 +158,7 @@ def read_nccl_log(*paths: Path) -> NcclLog:
     """
     reader, problems = _Reader(), []
     for path, is_named in _log_files(paths):
-        before, name = reader.num_lines, path.name
+        before, bare, name = reader.num_lines, reader.num_bare, path.name
         try:
             for number, line in log_lines(path):
                 reader.read(line, name, number)
@@ -167,13 +167,15 @@ def read_nccl_log(*paths: Path) -> NcclLog:
             problems.append(f"cannot read the NCCL log {path}: {printable(reason)}")
         else:
             if is_named and reader.num_lines == before:
-                problems.append(f"{path} has no line of NCCL: run the job with NCCL_DEBUG=INFO")
+                problems.append(_without_lines(path, reader.num_bare - bare))
     if not reader.num_lines:
         raise UsageError(
             with_reasons(problems[0], problems[1:])
             if problems
             else f"no file in {paths[0]} has a line of NCCL: run the job with NCCL_DEBUG=INFO"
         )
+    if reader.num_bare > _MAX_STRAY_LINES:
+        problems.append(f"{plural(reader.num_bare, 'line')} of NCCL left out: {_BARE}")
     if reader.num_left_out:
         problems.append(f"{plural(reader.num_left_out, 'line')} of further processes or connections left out: too many")
     processes = _without_cut_names(reader.processes.values())
@@ -181,6 +183,16 @@ def read_nccl_log(*paths: Path) -> NcclLog:
     return NcclLog(
         edges=frozenset(reader.edges), processes=processes, problems=tuple(problems), has_info=reader.has_info
     )
+
+
+_BARE = "without host:pid:thread [device] in front, it is not known of which process they are"
+
+
+def _without_lines(path: Path, num_bare: int) -> str:
+    """Return why nothing was taken from a file."""
+    if num_bare:
+        return f"{path} has {plural(num_bare, 'line')} of NCCL, but {_BARE}"
+    return f"{path} has no line of NCCL: run the job with NCCL_DEBUG=INFO"
 
 
 def _log_files(paths: Sequence[Path]) -> list[tuple[Path, bool]]:
@@ -224,6 +236,7 @@ class _Reader:
         self.edges: dict[tuple[int, int, str], None] = {}
         self.num_lines = 0
         self.num_left_out = 0
+        self.num_bare = 0
         self.has_info = False
         self._sizes: dict[tuple[str, int, int], int] = {}  # ranks of the communicator that a thread works on
 
@@ -258,6 +271,7 @@ class _Reader:
     def _read_torch(self, line: bytes, name: str, number: int) -> None:
         found = _TORCH_TIMEOUT.search(line)
         if not found:
+            self.num_bare += b" NCCL INFO " in line or b" NCCL WARN " in line
             return
         self.num_lines += 1
         rank, operation = int(found[1]), _OPERATION.search(found[2])
@@ -420,7 +434,13 @@ _T = Topic
 # By the first word of a message, so that a log of TRACE passes quickly; the first that fits counts.
 _PATTERNS = {
     b"Using": ((_T.NETWORK, rb"Using network (.{1,60})"),),
-    b"NET/Socket": ((_T.SOCKETS, rb"NET/Socket ?: Using (\[0\].{1,300})"),),
+    b"NET/Socket": (
+        (_T.SOCKETS, rb"NET/Socket ?: Using (\[0\].{1,300})"),
+        (_T.ERROR, rb"NET/Socket ?: (No usable listening interface found)"),
+    ),
+    b"Net": ((_T.ERROR, rb"Net ?: (No interface found in the same subnet as remote address \S{1,80})"),),
+    b"socketStartConnect": ((_T.ERROR, rb"socketStartConnect: (Connect to \S{1,80} failed) ?: (.{1,80})"),),
+    b"Connect": ((_T.ERROR, rb"(Connect to \S{1,80} failed) ?: (.{1,80})"),),
     b"Bootstrap": (
         (_T.ERROR, rb"Bootstrap ?: (no socket interface found)"),
         (_T.BOOTSTRAP, rb"Bootstrap ?: Using (?:\[0\])?(.{1,100})"),
@@ -430,6 +450,7 @@ _PATTERNS = {
         (_T.RDMA, rb"NET/IB ?: Using (\[0\].{1,400}?)(?: \[RO\])?(?: ?; ?OOB.*)?$"),
         (_T.SPEED, rb"NET/IB ?: \[\d+\] ([\w.\-]+):(?:[\w.\-]+:)?(\d+/\w+) .{0,80}?speed=(\d{1,8}) "),
         (_T.ERROR, rb"NET/IB ?: (?:\S+ )?(?:Got )?(async (?:error |fatal )?event.{0,120})"),
+        (_T.ERROR, rb"NET/IB ?: (collective mismatch)"),
         (_T.ERROR, rb"NET/IB ?: Got (completion )(?:from peer \S+ )?with (?:error |status=)(\d{1,3})[ ,]"),
     ),
     b"GPU": ((_T.GDR_OFF, rb"GPU Direct RDMA Disabled for (.{1,120})"),),
@@ -453,7 +474,11 @@ _PATTERNS = {
         (_T.P2P_OFF, rb"(Could not enable P2P between dev \d+)\(\S+ (and dev \d+)"),
         (_T.TOPOLOGY, rb"(Could not (?:open XML topology file|find real path of) .{1,200})"),
     ),
-    b"Mismatched": ((_T.ERROR, rb"(Mismatched NCCL version)"),),
+    b"Mismatched": (
+        (_T.ERROR, rb"(Mismatched NCCL version)"),
+        (_T.ERROR, rb"Mismatched (collective) detected.{0,80}? (around rank \d{1,7})"),
+    ),
+    b"Your": ((_T.ERROR, rb"Your program may be hanging.{0,40}(collective mismatch around rank \d{1,7})"),),
     b"Duplicate": ((_T.ERROR, rb"(Duplicate GPU detected)"),),
     b"Error": ((_T.ERROR, rb"Error: (failed to (?:extend|create shared memory)|Could not map)"),),
     b"Cuda": ((_T.ERROR, rb"(Cuda failure.{1,80})"),),

@@ -191,6 +191,35 @@ FAULTS = {
         "n1:1:9 [0] misc/socket.cc:58 NCCL WARN socketProgress: Connection closed by remote peer n2\n",
         "W C06",
     ),
+    "a peer that cannot be reached": (
+        "n1:1:9 [0] misc/socket.cc:483 NCCL WARN socketStartConnect: Connect to 10.0.0.2<45763> failed : Software"
+        " caused connection abort\n",
+        "F C06",
+    ),
+    "a peer that cannot be reached, 2.4": (
+        "n1:1:9 [0] include/socket.h:390 NCCL WARN Connect to 10.0.0.2<21724> failed : Verbindungsaufbau abgelehnt\n",
+        "F C06",
+    ),
+    "no interface of the right network": (
+        "n1:1:9 [0] misc/socket.cc:237 NCCL WARN Net : No interface found in the same subnet as remote address"
+        " 10.1.0.2<1778>\n",
+        "F C06",
+    ),
+    "different collectives": (
+        "n1:1:9 [3] init.cc:1247 NCCL WARN Mismatched collective detected, please check your collective calls at and"
+        " around rank 11. You can use NCCL_DEBUG=INFO\n",
+        "F C06",
+    ),
+    "different collectives, 2.7": (
+        "n1:1:9 [0] init.cc:1256 NCCL WARN Your program may be hanging, this may be caused by a collective mismatch"
+        " around rank 1. Please check your collective calls at and around this rank.\n",
+        "F C06",
+    ),
+    "different sizes": (
+        "n1:1:9 [0] transport/net_ib.cc:667 NCCL WARN NET/IB : collective mismatch error local size 32768 remote"
+        " 1048576 addr 0 rkey 3beac3 seq adf/adf\n",
+        "F C06",
+    ),
     "some other warning": ("n1:1:9 [0] ras/x.cc:1 NCCL WARN Something that nobody knows\n", "I C06"),
 }
 
@@ -249,6 +278,15 @@ def test_lines_that_are_cut_or_run_into_each_other_say_nothing_wrong(tmp_path: P
     assert _rules(LINE.strip() + LINE, tmp_path) == {"W C04"}
     mixed = "dgx1:100:130 [0] NCCL INFO Using netdgx2:200:230 [0] NCCL INFO Setting affinity for GPU 0 to 01\n"
     assert [f.hosts for f in _found(HEALTHY_DGX + mixed, tmp_path)] == [("dgx2",)]
+
+
+def test_lines_without_a_process_are_counted(tmp_path: Path) -> None:
+    bare = "".join(line.partition(" ")[2] for line in HEALTHY_DGX.splitlines(True) if ":" in line)
+    (tmp_path / "bare").write_text(bare)
+    with pytest.raises(UsageError, match=r"bare has 22 lines of NCCL, but without host:pid:thread"):
+        read_nccl_log(tmp_path / "bare")
+    (tmp_path / "both").write_text(HEALTHY_DGX + bare)
+    assert read_nccl_log(tmp_path / "both").problems[0].startswith("22 lines of NCCL left out: without host")
 
 
 def test_ranks_of_several_hosts_are_told_apart(tmp_path: Path) -> None:
