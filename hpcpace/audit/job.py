@@ -30,6 +30,7 @@ from hpcpace.audit.nccl_log import NcclLog
 from hpcpace.audit.settings import AuditConfig
 from hpcpace.audit.tree import Unreadable
 from hpcpace.core.errors import UsageError
+from hpcpace.core.log_fronts import front_of
 from hpcpace.core.log_text import log_lines, without_colours
 from hpcpace.core.records import dataclass
 from hpcpace.core.text import printable
@@ -276,7 +277,6 @@ def device_place(device: PciDevice) -> str:
 
 _MAX_DEVICES = 512
 _MAX_LINES = 100_000
-_HOST = re.compile(r"^\s*(?:\[?([A-Za-z0-9_.\-]+)\]?:)[ \t](?=.*(GPU\d|NIC\d|mlx|X|Legend|=|$))")
 _GPU = re.compile(r"GPU(\d{1,3})")
 _DEVICE = re.compile(r"[A-Za-z_]{1,60}\d[\w.\-]{0,60}")
 _AFFINITY = ("CPU Affinity", "NUMA Affinity", "GPU NUMA ID")
@@ -356,26 +356,31 @@ def _bounded(lines: Iterable[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
 def _matrices(path: Path, lines: Sequence[tuple[int, str]]) -> Iterator[TopoMatrix]:
     """Yield the matrices of a file that have links; those of weights and hops have numbers only."""
     made: dict[str, list[TopoMatrix]] = {}
+    known: list[tuple[object, ...]] = []
     for number, raw in lines:
         text = raw.lstrip("\ufeff").rstrip("\r\n")
-        prefix = _HOST.match(text)
-        host = prefix[1] if prefix and not _LEGEND.match(text) else ""
-        text = text[prefix.end() :] if prefix and host else text
+        front = front_of(text)
+        labels, text = ("", text) if _LEGEND.match(text) else (" ".join(front.labels.split()), front.text)
         columns = _header(text)
         if columns:
-            made.setdefault(host, []).append(
+            host = front.host or ("" if front.task is None else str(front.task))
+            made.setdefault(labels, []).append(
                 TopoMatrix(host=printable(host), source=f"{path.name}:{number}", columns=tuple(columns))
             )
         elif found := _LEGEND.match(text):
-            for matrix in made.get(host, [])[-1:]:
+            for matrix in made.get(labels, [])[-1:]:
                 matrix.names[found[1]] = printable(found[2])
-        elif host in made:
-            _row(made[host][-1], text, f"{path.name}:{number}")
+        elif labels in made:
+            _row(made[labels][-1], text, f"{path.name}:{number}")
     for matrix in (matrix for matrices in made.values() for matrix in matrices if matrix.gpus):
         missing = [name for name in matrix.columns if _GPU.fullmatch(name) and name not in matrix.paths]
         if missing:
             raise UsageError(f"{matrix.source}: {missing[0]} has no row: {_CUT}")
-        yield matrix
+        # Each task of a host may have printed the same one.
+        seen = (matrix.host, matrix.columns, matrix.paths, matrix.cpus)
+        if not matrix.host or seen not in known:
+            known.append(seen)
+            yield matrix
 
 
 def _header(text: str) -> list[str]:

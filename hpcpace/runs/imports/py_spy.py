@@ -22,6 +22,7 @@ import msgspec
 from msgspec import Meta
 
 from hpcpace.core.codec import convert
+from hpcpace.core.log_fronts import front_of
 from hpcpace.core.log_text import plain_text
 from hpcpace.core.records import dataclass
 from hpcpace.core.text import listed, plural, rank_list
@@ -38,7 +39,6 @@ _PROCESS = re.compile(r"Process (\d{1,10}): ?(.{0,2000})")
 _PARENT = re.compile(r"Parent Process (\d{1,10})")
 _THREAD = re.compile(r"Thread (0x[0-9A-Fa-f]{1,16}|\d{1,20})(?: \(([\w+]{1,20})\))?(?:: \"(.{0,200})\")?")
 _FRAME = re.compile(r" {4}(\S.{0,300}?) \(([^()]{1,500}|[^ ]{1,500})\)$")
-_LABELLED = re.compile(r" {0,6}(\d{1,6}): ?(.*)")
 _RANK_WORD = re.compile(r"(?:^|[^\w-])(?:global_)?rank\W{0,3}(\d{1,6})\b", re.IGNORECASE)
 _RANK_OPTION = re.compile(r"(?:--rank[= ]|\bRANK=)(\d{1,6})\b")
 _RANK_LOCAL = re.compile(r" {8,}(?:global_)?rank: (\d{1,6})$")
@@ -126,8 +126,8 @@ def is_py_spy(start: str) -> bool:
     """Return whether a text begins as a dump of py-spy does."""
     if start.lstrip().startswith("["):
         return '"frames"' in start and ('"thread_id"' in start or '"thread_name"' in start or '"pid"' in start)
-    return bool(re.search(r"^.{0,40}Process \d{1,10}: ?", start, re.MULTILINE)) and bool(
-        re.search(r"^.{0,40}(?:Python v\d|Thread (?:0x)?[0-9A-Fa-f]+ \()", start, re.MULTILINE)
+    return bool(re.search(r"^.{0,160}Process \d{1,10}: ?", start, re.MULTILINE)) and bool(
+        re.search(r"^.{0,160}(?:Python v\d|Thread (?:0x)?[0-9A-Fa-f]+ \()", start, re.MULTILINE)
     )
 
 
@@ -162,16 +162,19 @@ def _from_json(path: Path, text: str) -> list[StackDump]:
 
 
 def _streams(text: str) -> Iterator[tuple[int | None, Iterable[str]]]:
-    """Yield the lines of each task behind the labels of Slurm, or all lines where there are none."""
+    """Yield the lines behind each label of a launcher, with the rank that it names, or all where there are none."""
     lines = text.split("\n")
-    if not any(_LABELLED.match(line) and _PROCESS.search(line) and not _PROCESS.match(line) for line in lines):
+    fronts = (front_of(line) for line in lines if _PROCESS.search(line) and not _PROCESS.match(line))
+    known = {front.labels for front in fronts if _PROCESS.match(front.text)}
+    if not known:
         yield None, lines
         return
-    of_label: dict[int, list[str]] = {}
+    of_label: dict[str, tuple[int | None, list[str]]] = {}
     for line in lines:
-        if found := _LABELLED.match(line):
-            of_label.setdefault(int(found[1]), []).append(found[2])
-    yield from sorted(of_label.items())
+        front = front_of(line)
+        if front.labels in known:
+            of_label.setdefault(front.labels, (front.task, []))[1].append(front.text)
+    yield from of_label.values()
 
 
 def _from_text(path: Path, lines: Iterable[str], label: int | None) -> Iterator[StackDump]:
@@ -213,7 +216,8 @@ def _frame(function: str, place: str) -> Frame:
     return Frame(function, place, 0)
 
 
-_SOURCE = "stacks"
+STACKS = "stacks"
+"""What the view of a job that has nothing else is made of."""
 _MAX_FRAMES_SHOWN = 16  # display: of a stack
 _MAX_GROUPS = 6  # display: of stacks that differ
 _MAX_NAMED = 2  # display: of them in a headline
@@ -365,7 +369,7 @@ def stack_job(states: Mapping[int, StackState]) -> JobView:
             doing=state.doing,
             stack=state.frames,
         )
-    return JobView(groups=(GroupView(name="(not known)", members=everyone),), ranks=views, now_ns=0, source=_SOURCE)
+    return JobView(groups=(GroupView(name="(not known)", members=everyone),), ranks=views, now_ns=0, source=STACKS)
 
 
 def judged(hang: Hang | None, states: Mapping[int, StackState]) -> tuple[Hang | None, str]:

@@ -18,8 +18,19 @@ from hpcpace.core.text import NS_PER_MS, first_few, format_duration, listed, plu
 from hpcpace.hang.views import Call, Channel, GroupView, Hang, HangKind, JobView, RankView, undecided
 from hpcpace.runs.imports.flight_recorder import MAX_RANKS
 from hpcpace.runs.imports.input_files import InputFile, json_bytes
-from hpcpace.runs.imports.watchdog_lines import WORDS, Label, Line, LineReader, TimedOut, goes_on
-from hpcpace.runs.imports.watchdog_ranks import DEFAULT, UNNAMED, Attempt, GroupState, LogFile, Source, last_attempts
+from hpcpace.runs.imports.log_facts import Label, Line, TimedOut
+from hpcpace.runs.imports.torch_checks import IN_WORDS, START
+from hpcpace.runs.imports.watchdog_lines import WORDS, LineReader, goes_on
+from hpcpace.runs.imports.watchdog_ranks import (
+    DEFAULT,
+    OF_ALL,
+    UNNAMED,
+    Attempt,
+    GroupState,
+    LogFile,
+    Source,
+    last_attempts,
+)
 
 _SOURCE = "logs"
 _OPS = {
@@ -53,6 +64,7 @@ class LogJob:
         has_all_ranks: whether it is known how many ranks the job has.
         whole: the groups of which every member is known, by their names.
         guesses: members of groups that reported nothing, and which ranks these may be.
+        num_repeated: messages of other ranks that Ray has left out.
     """
 
     job: JobView
@@ -62,6 +74,7 @@ class LogJob:
     has_all_ranks: bool
     whole: frozenset[str]
     guesses: tuple[str, ...]
+    num_repeated: int
 
 
 def read_log(path: Path, progress: Callable[[int, int], None] = lambda *_: None) -> LogFile:
@@ -114,15 +127,21 @@ def log_job(logs: Sequence[LogFile]) -> LogJob:
     groups = _groups(attempts)
     known_size = max((log.world_size for log in logs), default=0)
     _add_desyncs(logs, groups, attempts)
+    late = _add_start(logs, groups, notes)
     named = {rank for group in groups.values() for rank in (*group.states, *group.members.values())}
     size = max([known_size, *(log.min_ranks for log in logs), *(rank + 1 for rank in (*attempts, *named))])
     default = groups.get(DEFAULT) or groups.get(UNNAMED)
     has_all = known_size >= size or (default is not None and default.is_whole)
     job, unsure = _job(groups, attempts, size, notes)
+    unsure = unsure or late
     if any(log.has_two_ranks for log in logs):
         unsure = "Slurm's labels and the messages give processes different ranks: those of a smaller group, perhaps"
     if mixed := [shortened(log.path.name) for log in logs if log.is_mixed]:
         unsure = f"{listed(first_few(mixed, 3, noun='file'))} mixes messages of several jobs: name the log of one"
+    actors = sorted({actor for log in logs for actor in log.actors})
+    if len(actors) > 1:
+        names = listed(first_few(actors, 4, noun="other"))
+        unsure = f"these are messages of Ray's actors {names}, each with ranks from 0"
     return LogJob(
         job=job,
         ranks=tuple(rank for rank, view in job.ranks.items() if view.is_recorded),
@@ -131,13 +150,48 @@ def log_job(logs: Sequence[LogFile]) -> LogJob:
         has_all_ranks=has_all,
         whole=frozenset(group.name for group in groups.values() if group.is_whole),
         guesses=tuple(guess for group in groups.values() if (guess := _guess(group))),
+        num_repeated=sum(log.num_repeated for log in logs),
     )
+
+
+def _add_start(logs: Sequence[LogFile], groups: dict[str, _Group], notes: list[str]) -> str:
+    """Add who has not come to a start of the job or of a group, where as many are silent as have not come.
+
+    Returns:
+        why it is not known who has not come, where the log says no more than that.
+    """
+    joined: dict[int, tuple[int, int]] = {}
+    for key, found in (item for log in logs for item in log.joined.items()):
+        joined[key] = max(joined.get(key, found), found)
+    start = groups.pop(START, None)
+    if any(group.firsts for group in groups.values()) or not joined:
+        return ""  # the job is past it
+    last = max(joined)
+    come, num_ranks = joined[last]
+    if come > num_ranks:
+        notes.append(
+            f"{come} processes came to a start of {plural(num_ranks, 'rank')}: another job or an earlier attempt uses"
+            " the same store (MASTER_PORT)"
+        )
+    if start is None:
+        return f"{come} of {num_ranks} processes came to init_process_group in time, and the log does not say which"
+    # Whoever waits for the last one is past those before it.
+    states = {
+        rank: replace(state, timed_out={last: state.timed_out[last]})
+        for rank, state in start.states.items()
+        if last in state.timed_out
+    }
+    silent = [rank for rank in range(num_ranks) if rank not in states]
+    if len(silent) == num_ranks - come:
+        states |= {rank: GroupState(enqueued=-1, completed=-1) for rank in silent}
+    groups[START] = replace(start, states=states)
+    return ""
 
 
 def _guess(group: _Group) -> str:
     """Return who in a group may be silent, by the ranks of its other members."""
     silent = [(member, rank) for member, rank in sorted(group.members.items()) if rank not in group.states]
-    if group.name in (DEFAULT, UNNAMED) or not silent:
+    if group.name in OF_ALL or not silent:
         return ""
     members = rank_list([member for member, _ in silent]).replace("rank", "member")
     ranks = rank_list([rank for _, rank in silent])
@@ -166,6 +220,9 @@ def settled(hang: Hang | None, found: LogJob) -> Hang | None:
         hang = replace(hang, could_be=tuple(rank for rank in hang.could_be if not _is_waiting(found, rank)))
         silent = [rank for rank in hang.could_be or found.job.ranks if rank not in found.ranks]
         reason = f"the logs say nothing of {rank_list(silent)}" if silent else "the logs do not say how far they came"
+        if found.num_repeated:
+            reason += f", and Ray left out {plural(found.num_repeated, 'message')} of other ranks (RAY_DEDUP_LOGS=0)"
+            hang = replace(hang, could_be=())
         return replace(hang, reason=reason)
     return hang
 
@@ -199,12 +256,12 @@ def _groups(attempts: Mapping[int, Attempt]) -> dict[str, _Group]:
         for name, state in attempt.groups.items():
             group = groups.setdefault(name, _Group(name=name))
             group.states[rank] = state
-            member = rank if name in (DEFAULT, UNNAMED) else state.member
+            member = rank if name in OF_ALL else state.member
             if member is not None:
                 group.members.setdefault(member, rank)
     for group in groups.values():
         _add_failed(group)
-        if group.name not in (DEFAULT, UNNAMED):
+        if group.name not in OF_ALL:
             _fill(group)
     return groups
 
@@ -249,7 +306,7 @@ def _add_desyncs(logs: Sequence[LogFile], groups: dict[str, _Group], attempts: M
             if group is None or (name == UNNAMED and UNNAMED not in groups and DEFAULT not in groups):
                 continue
             for member in desync.members:
-                rank = group.members.get(member, member if group.name in (DEFAULT, UNNAMED) else None)
+                rank = group.members.get(member, member if group.name in OF_ALL else None)
                 if rank is None or rank >= MAX_RANKS:
                     continue
                 if desync.op:
@@ -259,7 +316,7 @@ def _add_desyncs(logs: Sequence[LogFile], groups: dict[str, _Group], attempts: M
                     said[group.name, rank] = (desync.number, desync.has_finished)
     for (name, rank), (number, has_finished) in said.items():
         group = groups[name]
-        group.members.setdefault(rank, rank) if name in (DEFAULT, UNNAMED) else None
+        group.members.setdefault(rank, rank) if name in OF_ALL else None
         group.is_whole = True  # a report looks at every member
         state = group.states.setdefault(rank, GroupState())
         if state.enqueued is None and state.first is None:
@@ -279,9 +336,9 @@ def _job(
     everyone = tuple(range(size))
     shown: list[GroupView] = []
     for place, group in enumerate(ordered):
-        is_default = group.name in (DEFAULT, UNNAMED)
+        is_default = group.name in OF_ALL
         members = everyone if is_default else tuple(dict.fromkeys(group.members[key] for key in sorted(group.members)))
-        shown.append(GroupView(name=group.name or "(not named)", members=members))
+        shown.append(GroupView(name=IN_WORDS.get(group.name, group.name) or "(not named)", members=members))
         for rank in members:
             if rank in group.states and rank in views:
                 views[rank] = _with_state(views[rank], group, rank, Channel(place), attempts.get(rank))
@@ -300,7 +357,7 @@ def _doubt(group: _Group) -> str:
     numbers = {fact.number for fact in firsts.values()}
     if _is_of_messages(group):
         return "what ran out of time are messages between two ranks, or a batch of them, and torch does not say which"
-    if None in numbers:
+    if None in numbers and group.name not in IN_WORDS:
         return (
             "this release of torch does not number operations"
             if len(firsts) < len(group.states) or len({fact.op for fact in firsts.values()}) > 1
@@ -309,7 +366,7 @@ def _doubt(group: _Group) -> str:
     is_other = any(state.member not in (None, rank) for rank, state in group.states.items())
     if group.name == UNNAMED and (len(numbers) > 1 or is_other):
         return "the log names no groups, and these numbers may be of different ones"
-    if group.name not in (DEFAULT, UNNAMED) and any(rank not in group.ranks for rank in group.states):
+    if group.name not in OF_ALL and any(rank not in group.ranks for rank in group.states):
         return f"several groups are called {shortened(group.name)}, and the log does not say who is in which"
     return ""
 
@@ -362,7 +419,7 @@ def _is_complete(rank: int, groups: Sequence[_Group]) -> bool:
 
     A rank that others told of their timeout reports the default group alone, and may itself wait in a smaller one.
     """
-    smaller = [group for group in groups if group.name not in (DEFAULT, UNNAMED)]
+    smaller = [group for group in groups if group.name not in OF_ALL]
     if smaller and not any(rank in group.states for group in smaller):
         return False
     for group in groups:

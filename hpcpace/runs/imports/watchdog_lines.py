@@ -11,8 +11,22 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from hpcpace.core.records import dataclass
-from hpcpace.core.text import NS_PER_S
+from hpcpace.core.log_fronts import Front, front_of, year_ns
+from hpcpace.runs.imports import torch_checks
+from hpcpace.runs.imports.log_facts import (
+    Desync,
+    Fact,
+    Frame,
+    Gloo,
+    GroupName,
+    Label,
+    Line,
+    Progress,
+    Repeated,
+    Start,
+    TimedOut,
+    WorldSize,
+)
 
 _FILE = "ProcessGroupNCCL.cpp"
 WORDS = (
@@ -31,20 +45,20 @@ WORDS = (
     b"Setting OMP_NUM_THREADS",
     b" from /",
     _FILE.encode(),
+    *torch_checks.WORDS,
 )
 """One of these is in every line that is read here."""
 
+_CHECKS = tuple(word.decode() for word in torch_checks.WORDS)
 _DESYNC_WORDS = ("ollective #", " ranks:", "] started ", "] finished ", "never joined")
 _BEFORE, _BEHIND = 400, 4000
 """format: letters of a line that are looked at around a message: labels come before, ranks of a report behind."""
 _MAX_CALLED = 1 << 17  # memory: processes whose last call is remembered
 _MAX_NUMBER = 10**15
 """format: torch prints counters that were never set as numbers of 17 digits and more."""
-_YEAR_DAYS = (0, 31, 60, 91, 121, 152, 182, 213, 244, 274, 305, 335)
 
 _RANK = re.compile(r"\[rank(\d{1,6})\[?\]")
 _ROLE = re.compile(r"\[[A-Za-z_]{1,40}(\d{1,6})(\|\d{1,6})?\]:")
-_SLURM = re.compile(r"\s{0,8}(\d{1,6}): ")
 _STAMP = re.compile(r"[EWIF](\d{1,2})(\d{2}) (\d\d):(\d\d):(\d\d)\.(\d{6,9})")
 _GROUP = re.compile(
     r"\[PG (?:ID )?([\w.:-]{1,80})(?: PG GUID ([^\s(\]]{1,80}))? ?(?:\(([^)\]]{0,80})\))? ?(?:Rank (\d{1,6}))?\]"
@@ -52,7 +66,7 @@ _GROUP = re.compile(
 _MEMBER = re.compile(r"\[(?:PG [^\]]{0,200})?Rank (\d{1,6})\]")
 _WORK = re.compile(
     r"Work\w{0,20}\((?:SeqNum=(\d{1,18}), )?OpType=(\w{1,40})"
-    r"(?:, NumelIn=(\d{1,18}), NumelOut=(\d{1,18}))?(?:, TensorShape=\[[\d, ]{0,200}\])?, Timeout\(ms\)=(\d{1,15})\)"
+    r"(?:, NumelIn=(\d{1,20}), NumelOut=(\d{1,20}))?(?:, TensorShape=\[[\d, ]{0,200}\])?, Timeout\(ms\)=(\d{1,15})\)"
     r"(?: ran for (\d{1,15}) milliseconds)?"
 )
 _STATUS = re.compile(
@@ -64,7 +78,11 @@ _LATE = re.compile(r"\[([\d, ]{1,4000})\] (joined but didn't finish|finished) co
 _NEVER = re.compile(r"ranks \[([\d, ]{1,4000})\] are the lagging ranks")
 _AT = re.compile(r"#(\d{1,18}) (?:started|finished) ranks:")
 _STATE = re.compile(r"\[([\d, ]{1,4000})\] (started|finished) (\w{1,40})")
-_GLOO = re.compile(r"Timed out waiting (\d{1,12})ms for (send|recv) operation|(Connection (?:closed|reset) by peer)")
+# The system's own words for an error may be those of another language.
+_GLOO = re.compile(
+    r"Timed out waiting (\d{1,12})ms for (send|recv) operation"
+    r"|(Connection (?:closed|reset) by peer|(?:[Rr]ead|[Ww]rite)v? (?:error )?\[[^\]]{1,80}\]:\d{1,5})"
+)
 _PYTHON_OP = re.compile(r"distributed_c10d\.py\"?, line \d{1,6}, in (\w{1,40})")
 _FRAME = re.compile(r"#\d{1,3} (\S{1,120}) from (\S{1,400}):(\d{1,7})")
 _START = re.compile(r"Setting OMP_NUM_THREADS environment|(?:[Rr]es|S)tarting worker group|starting workers for")
@@ -73,112 +91,8 @@ _CUT = re.compile(
     r"Received a .{0,20}signal)(?!.{0,400}ast completed(?: NCCL)? work: -?\d)).{0,400}$"
 )
 _BEGINS = ("Watchdog caught", "Exception (either", "failure detected", "Timeout at NCCL", "Received a dump signal")
+_REPEATED = re.compile(r"\[repeated (\d{1,7})x across cluster\]")
 _SIZE = re.compile(r"nranks (\d{1,6})\b|MEMBER: \d{1,6}/(\d{1,6})")
-
-
-@dataclass(frozen=True)
-class Label:
-    """What a line has in front of a message: the global rank, that of torchrun on its node, and a task of Slurm."""
-
-    rank: int | None = None
-    local_rank: int | None = None
-    task: int | None = None
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether it names nobody."""
-        return self.rank is None and self.local_rank is None and self.task is None
-
-
-@dataclass(frozen=True)
-class GroupName:
-    """A process group as a line names it: its number in the process, its name in the job, and its description."""
-
-    number: str = ""
-    name: str = ""
-    description: str = ""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Line:
-    """Where a message comes from.
-
-    Attributes:
-        label: what is in front of it.
-        member: its rank within the group, which is the global one in the default group; None where not said.
-        group: None where not said.
-        at_ns: when it was written, in a year of 366 days that has no number; None where not said.
-    """
-
-    label: Label
-    member: int | None = None
-    group: GroupName | None = None
-    at_ns: int | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class TimedOut:
-    """An operation that ran out of time. `number` is None in torch 1.8, `num_elements` -1 before 2.2."""
-
-    line: Line
-    number: int | None
-    op: str
-    num_elements: int
-    timeout_ms: int
-    ran_ms: int | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Progress:
-    """The last operations that a rank enqueued and completed, and the one that ran out of time; None where not said."""
-
-    line: Line
-    enqueued: int | None
-    completed: int | None
-    failed: int | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Desync:
-    """What a report says of other members of its group: how far they came."""
-
-    line: Line
-    members: tuple[int, ...]
-    number: int
-    has_finished: bool
-    op: str = ""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Gloo:
-    """A message of gloo that did not come through: how long a rank waited, or None where its peer had closed."""
-
-    line: Line
-    waited_ms: int | None
-    op: str
-
-
-@dataclass(frozen=True)
-class WorldSize:
-    """How many ranks a communicator of the job has."""
-
-    num_ranks: int
-
-
-@dataclass(frozen=True)
-class Start:
-    """The workers of a job are started, perhaps again."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Frame:
-    """A frame of the code that called an operation that ran out of time, the innermost first."""
-
-    line: Line
-    where: str
-
-
-Fact = TimedOut | Progress | Desync | Gloo | WorldSize | Start | Frame
 
 
 def goes_on(text: str, following: str) -> bool:
@@ -197,6 +111,7 @@ class LineReader:
         self._last = Line(label=Label())
         self._snapshot = -1
         self._called: dict[Label, str] = {}
+        self._has_stamps = False
 
     def facts(self, text: str) -> Iterator[Fact]:
         """Yield what one line says; it may hold messages of several processes that wrote at the same time."""
@@ -208,7 +123,11 @@ class LineReader:
             else:
                 failed = int(found[1]) if found[1] else None
                 yield Progress(line=line, enqueued=_counter(found[2]), completed=_counter(found[3]), failed=failed)
+            if repeated := _REPEATED.search(text, found.end()):
+                yield Repeated(int(repeated[1]))
         text = text[: _BEFORE + _BEHIND]
+        if any(word in text for word in _CHECKS):
+            yield from torch_checks.checks(text, lambda before: self._line(before, text))
         if any(word in text for word in _DESYNC_WORDS):
             yield from self._desync(text)
         if "distributed_c10d" in text and (op := _PYTHON_OP.search(text)) and len(self._called) < _MAX_CALLED:
@@ -229,8 +148,11 @@ class LineReader:
 
     def _line(self, window: str, text: str) -> Line:
         """Return where a message comes from, by what is between it and the message before."""
-        label = _label(window, text)
+        front = front_of(text)
+        label = _label(window, front)
         stamps = list(_STAMP.finditer(window))
+        # Times in front of lines may be of another zone than those of torch.
+        self._has_stamps = self._has_stamps or bool(stamps)
         groups = list(_GROUP.finditer(window))
         members = list(_MEMBER.finditer(window))
         group = GroupName(*(groups[-1][each] or "" for each in (1, 2, 3))) if groups else None
@@ -240,7 +162,8 @@ class LineReader:
             label=label,
             member=int(members[-1][1]) if members else None,
             group=group,
-            at_ns=_time_ns(stamps[-1]) if stamps else None,
+            at_ns=_time_ns(stamps[-1]) if stamps else None if self._has_stamps else front.at_ns,
+            actor=front.actor,
         )
         return self._last
 
@@ -260,11 +183,11 @@ class LineReader:
             yield Desync(line=line, members=members, number=self._snapshot, has_finished=has_finished, op=state[3])
 
 
-def _label(text: str, whole: str = "") -> Label:
-    """Return the labels in what precedes a message; that of Slurm is at the begin of the whole line."""
+def _label(text: str, front: Front | None = None) -> Label:
+    """Return the labels in what precedes a message; those of Slurm and mpirun are in front of the whole line."""
     ranks = _RANK.findall(text)
     role = _ROLE.search(text)
-    task = _SLURM.match(whole or text)
+    task = (front or front_of(text)).task
     rank = int(ranks[-1]) if ranks else None
     local = None
     if role is not None and "[rank" not in role[0]:
@@ -272,11 +195,11 @@ def _label(text: str, whole: str = "") -> Label:
             rank = rank if rank is not None else int(role[1])
         else:
             local = int(role[1])
-    return Label(rank=rank, local_rank=local, task=int(task[1]) if task else None)
+    return Label(rank=rank, local_rank=local, task=task)
 
 
 def _timed_out(line: Line, found: re.Match[str]) -> TimedOut:
-    sizes = [int(found[each]) for each in (3, 4) if found[each]]
+    sizes = [number for each in (3, 4) if found[each] and (number := int(found[each])) < _MAX_NUMBER]
     return TimedOut(
         line=line,
         number=int(found[1]) if found[1] else None,
@@ -299,7 +222,4 @@ def _members(listed: str) -> tuple[int, ...]:
 
 def _time_ns(stamp: re.Match[str]) -> int | None:
     month, day, hour, minute, second = (int(stamp[each]) for each in range(1, 6))
-    if not 1 <= month <= len(_YEAR_DAYS):
-        return None
-    seconds = (((_YEAR_DAYS[month - 1] + day - 1) * 24 + hour) * 60 + minute) * 60 + second
-    return seconds * NS_PER_S + int(stamp[6].ljust(9, "0"))
+    return year_ns(month, day, hour, minute, second, int(stamp[6].ljust(9, "0")))

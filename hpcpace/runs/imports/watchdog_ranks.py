@@ -18,18 +18,21 @@ from hpcpace.core.errors import TraceError
 from hpcpace.core.records import dataclass
 from hpcpace.core.text import NS_PER_MS, NS_PER_S, plural, rank_list, shortened
 from hpcpace.runs.imports.flight_recorder import MAX_RANKS
-from hpcpace.runs.imports.watchdog_lines import (
+from hpcpace.runs.imports.log_facts import (
     Desync,
     Fact,
     Frame,
     Gloo,
     GroupName,
+    Joined,
     Line,
     Progress,
+    Repeated,
     Start,
     TimedOut,
     WorldSize,
 )
+from hpcpace.runs.imports.torch_checks import IN_WORDS, START
 
 _NAMED_RANK = re.compile(r"(?:rank|task|proc)[_\-.=]?(\d{1,6})(?!\d)", re.IGNORECASE)
 _MAX_DIGITS = 6  # format: of a rank
@@ -40,6 +43,8 @@ _MAX_DESYNCS = 1 << 14  # memory: that differ; all ranks report nearly the same
 _SLACK_NS = 2 * NS_PER_S
 DEFAULT = "default_pg"
 UNNAMED = ""
+OF_ALL = (DEFAULT, UNNAMED, *IN_WORDS)
+"""Groups whose members have the ranks of the job."""
 
 
 class Source(StrEnum):
@@ -113,6 +118,9 @@ class LogFile:
         min_ranks: how many ranks the job has at least, by other files.
         num_nameless: messages of which it is not known whose they are.
         is_mixed: whether a rank reports less at a time than at the same time before, as ranks of several jobs do.
+        num_repeated: messages of other ranks that Ray has left out.
+        actors: classes of the Ray actors that wrote messages; ranks of each count from 0.
+        joined: how many processes have come to a start of the job or of a group, and how many have to, by its number.
     """
 
     path: Path
@@ -123,6 +131,9 @@ class LogFile:
     min_ranks: int = 0
     num_nameless: int = 0
     is_mixed: bool = False
+    num_repeated: int = 0
+    actors: set[str] = field(default_factory=set)
+    joined: dict[int, tuple[int, int]] = field(default_factory=dict)
     _tasks: dict[int, set[int]] = field(default_factory=dict)
     _begun_ns: int = -1
     _num_starts: int = 0
@@ -134,6 +145,7 @@ class LogFile:
         return (
             not self.desyncs
             and not self.num_nameless
+            and not self.joined
             and all(attempt.is_silent for attempts in self.attempts.values() for attempt in attempts)
         )
 
@@ -144,8 +156,23 @@ class LogFile:
                 self.world_size = max(self.world_size, min(fact.num_ranks, MAX_RANKS))
             elif isinstance(fact, Start):
                 self._num_starts += 1
+            elif isinstance(fact, Repeated):
+                self.num_repeated += fact.count
+            elif isinstance(fact, Joined):
+                self._take_joined(fact)
             else:
                 self._take(fact)
+
+    def _take_joined(self, fact: Joined) -> None:
+        """Add how many processes have come to a start, or that all have."""
+        if not fact.num_ranks:
+            self.joined.pop(fact.key, None)
+            for attempts in self.attempts.values():
+                if (state := attempts[-1].groups.get(START)) is not None:
+                    state.timed_out.pop(fact.key, None)
+        elif len(self.joined) < _MAX_GROUPS:
+            before, _ = self.joined.get(fact.key, (0, 0))
+            self.joined[fact.key] = max(before, fact.num_joined), min(fact.num_ranks, MAX_RANKS)
 
     def _take(self, fact: TimedOut | Progress | Desync | Gloo | Frame) -> None:
         rank = self._rank(fact.line)
@@ -153,6 +180,8 @@ class LogFile:
             self.num_nameless += not isinstance(fact, Frame)
             return
         attempts = self.attempts.get(rank, [])
+        if fact.line.actor and len(self.actors) < _MAX_GROUPS:
+            self.actors.add(fact.line.actor)
         if isinstance(fact, Frame):
             if attempts and not attempts[-1].where and fact.where:
                 attempts[-1].where = fact.where
@@ -199,7 +228,7 @@ class LogFile:
         """Return the global rank of a process; None where nothing says it."""
         found: list[tuple[Source, int | None]] = [
             (Source.LABEL, line.label.rank),
-            (Source.CONTENT, line.member if group_name(line.group) in (DEFAULT, UNNAMED) else None),
+            (Source.CONTENT, line.member if group_name(line.group) in OF_ALL else None),
             (Source.TASK, line.label.task if line.label.local_rank is None else None),
             (Source.FILE, rank_in_name(self.path)),
             (Source.LOCAL, line.label.local_rank if line.label.local_rank is not None else local_rank_in(self.path)),
@@ -252,8 +281,11 @@ def _add(attempt: Attempt, fact: TimedOut | Progress | Gloo) -> None:
         state.failed = fact.failed if state.failed is None else state.failed
         return
     number = 0 if fact.number is None else fact.number
-    if len(state.timed_out) < _MAX_TIMED_OUT:
-        state.timed_out.setdefault(number, fact)
+    known = state.timed_out.get(number)
+    # What a rank says of itself is more than what another one says of it.
+    is_more = known is not None and known.num_elements < 0 <= fact.num_elements
+    if is_more or (known is None and len(state.timed_out) < _MAX_TIMED_OUT):
+        state.timed_out[number] = fact
     if at_ns is not None and fact.ran_ms is not None:
         begun_ns = at_ns - fact.ran_ms * NS_PER_MS
         attempt.begun_ns = begun_ns if attempt.begun_ns is None else min(begun_ns, attempt.begun_ns)

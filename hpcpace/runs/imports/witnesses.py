@@ -21,6 +21,7 @@ from hpcpace.runs.imports.flight_recorder import MAX_RANKS
 from hpcpace.runs.imports.input_files import InputFile, json_bytes
 from hpcpace.runs.imports.py_spy import (
     MAX_BYTES,
+    STACKS,
     StackDump,
     StackState,
     grouped,
@@ -80,9 +81,8 @@ def evidence_of(found: Witnesses) -> Evidence:
     """
     notes: list[str] = list(found.problems)
     told: list[tuple[str, str]] = []
-    logs = log_job(_with_size(found)) if found.logs else None
-    num_ranks = found.dumps.world_size if found.dumps is not None else len(logs.job.ranks) if logs is not None else 0
-    states = _states(found, num_ranks, notes)
+    states = _states(found, notes)
+    logs = log_job(_with_size(found, states)) if found.logs else None
     job, doubt = _first_view(found, logs, states)
     if logs is not None:
         notes += logs.notes
@@ -98,7 +98,7 @@ def evidence_of(found: Witnesses) -> Evidence:
             told.append(("RAS", _SNAPSHOT))
         told += [("RAS", line) for line in (*notes_of(report.communicators), *unmapped(report))][:_MAX_TOLD]
     if states:
-        told += [("Stacks", line) for line in grouped(states)]
+        told += [("Stacks", line) for line in (*grouped(states), *_without_stack(job, states))]
         job = _with_stacks(job, states)
     hang = find_hang(job)
     if found.dumps is None and logs is not None:
@@ -115,10 +115,10 @@ def evidence_of(found: Witnesses) -> Evidence:
     )
 
 
-def _with_size(found: Witnesses) -> Sequence[LogFile]:
-    """Return the logs, the first of which knows how many ranks the job has by other logs and by RAS."""
+def _with_size(found: Witnesses, states: Mapping[int, StackState]) -> Sequence[LogFile]:
+    """Return the logs, the first of which knows how many ranks the job has by other logs, by RAS and by stacks."""
     worlds = [world for _, report in found.ras if (world := world_communicator(report)) is not None]
-    found.logs[0].min_ranks = found.num_ranks
+    found.logs[0].min_ranks = max([found.num_ranks, *(rank + 1 for rank in states)])
     found.logs[0].world_size = max([found.logs[0].world_size, *(min(world.size, MAX_RANKS) for world in worlds)])
     return found.logs
 
@@ -137,7 +137,7 @@ def _first_view(found: Witnesses, logs: LogJob | None, states: Mapping[int, Stac
     return stack_job(states), ""
 
 
-def _states(found: Witnesses, num_ranks: int, notes: list[str]) -> dict[int, StackState]:
+def _states(found: Witnesses, notes: list[str]) -> dict[int, StackState]:
     """Return what the main thread of each rank does.
 
     Raises:
@@ -145,7 +145,7 @@ def _states(found: Witnesses, num_ranks: int, notes: list[str]) -> dict[int, Sta
     """
     states: dict[int, StackState] = {}
     nameless = 0
-    ranks = _ranks_of(found.stacks, found, num_ranks, notes)
+    ranks = _ranks_of(found.stacks, found, notes)
     for dump, rank in zip(found.stacks[:_MAX_STACKS], ranks, strict=False):
         state = stack_state(dump)
         if state is None:
@@ -168,8 +168,10 @@ def _states(found: Witnesses, num_ranks: int, notes: list[str]) -> dict[int, Sta
     return states
 
 
-def _ranks_of(dumps: Sequence[StackDump], found: Witnesses, num_ranks: int, notes: list[str]) -> list[int | None]:
+def _ranks_of(dumps: Sequence[StackDump], found: Witnesses, notes: list[str]) -> list[int | None]:
     """Return the rank of each process: by its file, by RAS, which knows pids, or by a number in the file's name."""
+    num_ranks = found.dumps.world_size if found.dumps is not None else 0
+    num_ranks = max([num_ranks, *(rank + 1 for log in found.logs for rank in log.ranks())])
     of_pid: dict[int, set[int]] = {}
     for world in (world for _, report in found.ras if (world := world_communicator(report)) is not None):
         for one in (*world.ranks, *world.missing_ranks):
@@ -260,6 +262,16 @@ def _with_stacks(job: JobView, states: Mapping[int, StackState]) -> JobView:
         is_complete = view.is_complete or (state.is_sure and not view.calls)
         ranks[rank] = replace(view, stack=state.frames, doing=doing, is_recorded=is_known, is_complete=is_complete)
     return replace(job, ranks=ranks)
+
+
+def _without_stack(job: JobView, states: Mapping[int, StackState]) -> list[str]:
+    """Return which ranks have no stack, unless other records are those of most ranks, and what stacks leave open."""
+    lacking = sorted(job.ranks.keys() - states.keys())
+    lines = [f"no stack of {rank_list(lacking)}"] if lacking and len(lacking) <= len(states) else []
+    if job.source == STACKS:
+        last = f"the last one with a stack is {max(states)}"
+        lines.append(f"the stacks do not say how many ranks the job has; {last}")
+    return lines
 
 
 def _against(hang: Hang | None, states: Mapping[int, StackState]) -> list[str]:

@@ -36,8 +36,8 @@ GPU[0]\t\t: (Topology) Numa Affinity: 0
 """
 
 
-def _found(text: str, folder: Path) -> list[AuditFinding]:
-    (folder / "topo").write_text(text)
+def _found(text: str, folder: Path, encoding: str = "utf-8") -> list[AuditFinding]:
+    (folder / "topo").write_text(text, encoding=encoding)
     return list(run_rules(AuditedJob([], topo=read_topo(folder / "topo")), ["P09"]).findings)
 
 
@@ -76,9 +76,17 @@ def test_every_form_of_the_text_says_the_same(tmp_path: Path) -> None:
         "with its command": "user@n1:~$ nvidia-smi topo -m\n" + bare,
         "carriage returns": bare.replace("\n", "\r\n"),
         "srun": re.sub("^", "0: ", bare, flags=re.MULTILINE),
+        "two labels": re.sub("^", "node3: [0] ", bare, flags=re.MULTILINE),
+        "two tasks of a host": "".join(f"{task}: n1: {line}" for line in bare.splitlines(True) for task in (0, 1)),
+        "times": re.sub("^", "2026-11-29T10:00:00.123+01:00 n1: ", bare, flags=re.MULTILINE),
+        "Kubernetes": re.sub("^", "[pod/train-worker-3/pytorch] ", bare, flags=re.MULTILINE),
+        "UTF-16": bare,
         "no affinity": re.sub(r"\t(CPU Affinity|\d\d?-\d).*", "", bare),
     }
-    kinds = {name: [f.place for f in _found(form, tmp_path)] for name, form in forms.items()}
+    kinds = {
+        name: [f.place for f in _found(form, tmp_path, "utf-16" if name == "UTF-16" else "utf-8")]
+        for name, form in forms.items()
+    }
     assert kinds == {name: ["GPU2", "GPU2"] for name in forms}
 
 

@@ -59,6 +59,18 @@ CASES: dict[str, tuple[Files, HangKind, tuple[int, ...], tuple[int, ...]]] = {
     "without numbers, torch 1.8": ({"a.out": [old(rank, None) for rank in (0, 1, 3)]}, UNKNOWN, (), (2,)),
     "numbers of groups without names": ({"a.out": [old(0, 96120), old(0, 96117), old(1, 64088)]}, UNKNOWN, (), ()),
     "Slurm's labels": ({"a.out": [old(rank, 22, label=f"{rank}: ") for rank in (0, 1, 3)]}, UNKNOWN, (), (2,)),
+    "mpirun's labels": (
+        {"a.out": [line for rank in (0, 1, 3) for line in gloo(rank, label="10:00:00 [1,{}]<stderr>:")]},
+        UNKNOWN,
+        (),
+        (2,),
+    ),
+    "Slurm's labels behind times": (
+        {"a.out": [line for rank in (0, 1, 3) for line in gloo(rank, label="2026-11-29T10:00:00+01:00 {}: ")]},
+        UNKNOWN,
+        (),
+        (2,),
+    ),
     "torchrun's labels": (
         {"a.out": [old(rank, 22, label=f"[default{rank}]:") for rank in (0, 1, 3)]},
         UNKNOWN,
@@ -97,6 +109,18 @@ CASES: dict[str, tuple[Files, HangKind, tuple[int, ...], tuple[int, ...]]] = {
         (),
     ),
     "gloo": ({"a.out": [line for rank in (0, 1, 3) for line in gloo(rank)]}, UNKNOWN, (), (2,)),
+    "gloo, in the system's language": (
+        {
+            "a.out": [
+                f"{rank}: RuntimeError: [third_party/gloo/gloo/transport/tcp/pair.cc:547] Read error"
+                " [10.0.0.1]:1234: Die Verbindung wurde vom Kommunikationspartner zur\u00fcckgesetzt"
+                for rank in (0, 1, 3)
+            ]
+        },
+        UNKNOWN,
+        (),
+        (2,),
+    ),
     "gloo, closed": (
         {"a.out": [line for rank in (0, 1, 3) for line in gloo(rank, is_closed=True)]},
         UNKNOWN,
@@ -206,8 +230,17 @@ def test_ranks_within_a_group_are_told_from_those_of_the_job(tmp_path: Path) -> 
         lambda text: "".join(f"2026-11-28T21:11:49+09:00 node7 {line}\n" for line in text.split("\n")).encode(),
         lambda text: ("\u635f\u5931 " * 300_000 + "\n" + text).encode(),
         lambda text: ("\u635f\u5931 1.5\n" * 300 + text).encode("gbk"),
+        lambda text: "".join(f"[pod/train-worker-1/pytorch] {line}\n" for line in text.split("\n")).encode("utf-16-be"),
+        lambda text: "".join(
+            f"\x1b[36m(RayTrainWorker pid=17, ip=10.0.0.1)\x1b[0m {line}\r\n" for line in text.split("\n")
+        ).encode(),
+        lambda text: "".join(f"29 nov. 10:00:00 n1 job[17]: {line}\n" for line in text.split("\n")).encode(),
+        lambda text: "".join(f"2026-11-29T10:00:00.1Z stderr F {line}\n" for line in text.split("\n")).encode(),
     ],
-    ids=["UTF-16", "CRLF", "gzip", "colours", "cut", "progress bars", "timestamps", "long lines", "GBK"],
+    ids=[
+        *("UTF-16", "CRLF", "gzip", "colours", "cut", "progress bars", "timestamps", "long lines", "GBK"),
+        *("Kubernetes", "Ray", "journal", "containers"),
+    ],
 )
 def test_the_form_of_a_log_does_not_matter(tmp_path: Path, encode: Callable[[str], bytes]) -> None:
     path = tmp_path / "a.out"
@@ -242,6 +275,14 @@ def test_clocks_of_another_zone_and_new_year_are_of_one_attempt(tmp_path: Path) 
         assert found.job.now_ns - found.hang.since_ns == 600_011_000_000, name
     found = judge(tmp_path, {"earlier": [*waiting([0, 1]), *waiting([3], at=LATER.replace("41:49", "48:11"))]})
     assert any("ranks 0-1 reported nothing since the last attempt began" in note for note in found.notes)
+
+
+def test_times_in_front_of_lines_tell_attempts_apart(tmp_path: Path) -> None:
+    early = [f"2026-11-29T10:30:00.1+01:00 {old(rank, 22)}" for rank in (0, 1, 3)]
+    late = [f"2026-11-29T10:31:00.1Z {old(rank, 500)}" for rank in (0, 2, 3)]
+    found = judge(tmp_path, {"a.out": [*early, *late]})
+    assert "a.out holds 2 attempts or jobs; the last is judged" in found.notes
+    assert found.hang is not None and (found.hang.waiting, found.hang.could_be) == ((0, 2, 3), (1,))
 
 
 def test_what_a_training_prints_is_no_json(tmp_path: Path) -> None:
