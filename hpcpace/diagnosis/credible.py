@@ -30,7 +30,7 @@ from hpcpace.diagnosis.measure import Measured, Selection, measure
 from hpcpace.diagnosis.operation_figures import measure_operations
 from hpcpace.diagnosis.records import AttemptRecords
 from hpcpace.diagnosis.summary import Incomplete, RunEnd
-from hpcpace.diagnosis.topics.run_end import RunEndThresholds, find_end, run_end_line
+from hpcpace.diagnosis.topics.run_end import RunEndThresholds, end_lines, find_end, run_end_line
 from hpcpace.metrics import Floats, Ints
 from hpcpace.metrics.plausibility import Contradiction, DamageThresholds, contradictions
 from hpcpace.metrics.steps import common_steps
@@ -324,7 +324,10 @@ def _measure_traces(
     end = find_end(timed, incomplete, figures.completed.opened, limits.of(RunEndThresholds))
     if measured is None:
         if not left_out:
-            reasons = [*([] if end is None else [run_end_line(end, hosts)]), reason, *_losses(incomplete, hosts)]
+            ends = end_lines(timed, incomplete, hosts)
+            head = [run_end_line(end, hosts)] if end is not None else ends[:1] if len(ends) > 1 else []
+            rest = [*ends[0 if end is not None or not head else 1 :][:_MAX_LOST_SHOWN], *_losses(incomplete, hosts)]
+            reasons = [*head, reason, *rest]
             raise CannotTell(with_reasons(reasons[0], reasons[1:]))
         measured = measure(common, selection, progress=progress, team=team, thresholds=limits)
     run = CredibleRun(

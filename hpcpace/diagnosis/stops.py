@@ -132,7 +132,7 @@ def _seen(stop: Stop, timed: TimedTraces, step: int, cost_ns: float, limits: Sto
         hosts=tuple(hosts.values()),
         scope=scope,
         is_alone=len(own) == num_there,
-        begin_unix_ns=_unix_ns(first, stop.begin_ns - int(reference_times(clock, _start_ns(first))[0])),
+        begin_unix_ns=unix_ns(first, stop.begin_ns - int(reference_times(clock, _start_ns(first))[0])),
         length_ns=stop.length_ns,
         step=step,
         lost_ns=cost_ns,
@@ -145,8 +145,11 @@ def _start_ns(trace: RankTrace) -> Ints:
     return np.asarray(trace.tables["account"]["time_ns"][:1], np.int64)
 
 
-def _unix_ns(trace: RankTrace, since_start_ns: int) -> int:
-    """Return the wall-clock time of something so long after the trace was made, which is when it is first flushed."""
+def unix_ns(trace: RankTrace, since_start_ns: int) -> int:
+    """Return the wall-clock time of something so long after the trace was made, which is when it is first flushed.
+
+    0 where that is not known.
+    """
     return trace.header.created_unix_ns + since_start_ns if trace.header.created_unix_ns and not trace.first_step else 0
 
 

@@ -10,12 +10,13 @@ import signal
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
 from hpcpace.core.records import dataclass
-from hpcpace.core.text import format_duration, named_ranks, plural, printable, shortened
+from hpcpace.core.text import NS_PER_S, format_duration, named_ranks, plural, printable, shortened
 from hpcpace.core.thresholds import Thresholds, number
 from hpcpace.diagnosis.evidence import TimedTraces
 from hpcpace.diagnosis.finding import (
@@ -28,6 +29,7 @@ from hpcpace.diagnosis.finding import (
     Said,
     rank_culprit,
 )
+from hpcpace.diagnosis.stops import unix_ns
 from hpcpace.diagnosis.summary import EndKind, Incomplete, Mode, RankEnd, RunEnd
 from hpcpace.metrics.common_clock import reference_times
 from hpcpace.metrics.lost_operations import OpenOperation
@@ -281,7 +283,7 @@ def rank_end_line(end: RankEnd, hosts: Mapping[int, str]) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class _End:
-    """The end of one rank; `time_ns` is on the common clock, `code` that of its event."""
+    """The end of one rank; `time_ns` is on the common clock, `unix_ns` 0 where unknown, `code` that of its event."""
 
     rank: int
     kind: EndKind
@@ -289,6 +291,7 @@ class _End:
     code: int
     step: int
     time_ns: int
+    unix_ns: int = 0
     error: ErrorText = NO_ERROR_TEXT
 
     @property
@@ -417,7 +420,54 @@ def _ends(timed: TimedTraces, incomplete: Incomplete) -> Iterator[_End]:
         error = NO_ERROR_TEXT if row is None else error_text(trace, row)
         if error.stderr:
             error = replace(error, num_sharing_stderr=max(files[stderr_file(trace)], 1))
-        yield _End(rank=rank, kind=kind, what=what, code=code, step=step, time_ns=time_ns, error=error)
+        since_start_ns = int(own_ns) - int(account["time_ns"][0]) if len(account) else 0
+        at_unix_ns = unix_ns(trace, since_start_ns)
+        yield _End(
+            rank=rank, kind=kind, what=what, code=code, step=step, time_ns=time_ns, unix_ns=at_unix_ns, error=error
+        )
+
+
+def end_lines(timed: TimedTraces, incomplete: Incomplete, hosts: Mapping[int, str]) -> list[str]:
+    """Return how and when ranks ended, the first ones first, a sentence for all that ended alike at about one time.
+
+    Of a run without steps nothing else can be said. What left no word may also run on, if it is among the last.
+
+    Args:
+        timed: the traces and their clocks.
+        incomplete: what is missing from the run.
+        hosts: host names by rank, as far as they are known.
+    """
+    together_ns = RunEndThresholds().flush_ns
+    groups: list[list[_End]] = []
+    for end in sorted(_ends(timed, incomplete), key=lambda end: (end.time_ns, end.rank)):
+        first = groups[-1][0] if groups else end
+        is_alike = (end.kind, end.what) == (first.kind, first.what) and end.time_ns - first.time_ns <= together_ns
+        if groups and is_alike:
+            groups[-1].append(end)
+        else:
+            groups.append([end])
+    last_ns = max((end.time_ns for group in groups for end in group), default=0)
+    return [_end_line(group, last_ns, hosts) for group in groups]
+
+
+def _end_line(group: Sequence[_End], last_ns: int, hosts: Mapping[int, str]) -> str:
+    first, were = group[0], "was" if len(group) == 1 else "were"
+    who = named_ranks(tuple(sorted(end.rank for end in group))[:MAX_RANKS], hosts)
+    known = [end.unix_ns for end in group if end.unix_ns]
+    before_ns = last_ns - max(end.time_ns for end in group)
+    at = f" at {datetime.fromtimestamp(min(known) / NS_PER_S, UTC):%Y-%m-%d %H:%M:%S} UTC" if known else ""
+    before = f", {format_duration(before_ns)} before the last one" if before_ns else ""
+    if first.kind is EndKind.SILENT:
+        cause = "killed, crashed, or os._exit" if before_ns else "killed, or still running"
+        seen = f", last seen{at}{before}" if at else before
+        return f"{who} left no word{seen}: {cause}"
+    did = {
+        EndKind.EXCEPTION: f"raised {printable(first.what)}",
+        EndKind.EXIT: f"exited with code {first.what}",
+        EndKind.HANG: f"{were} ended by hpcpace, because the job hung,",
+        EndKind.SIGNAL: f"{were} ended by {first.what}",
+    }[first.kind]
+    return f"{who} {did}{at}{before}"
 
 
 def _first(causes: Sequence[_End], found: _Found) -> _End | None:

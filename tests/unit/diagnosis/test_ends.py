@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from cases import each_case
 
 from experiments.synthetic_run import MS, Ending, SyntheticRun
@@ -42,6 +44,8 @@ def killed(rank, after_ns):
     return Ending(rank=rank, after_ns=after_ns)
 
 
+TEN_NS = 1_795_946_400 * 10**9
+"""2026-11-29 10:00:00 UTC."""
 VICTIMS = (lost(0, 700 * MS, 690 * MS), lost(2, 710 * MS, 700 * MS), signalled(3, 900 * MS))
 WAITED = "; ranks 0, 2 then waited in all_reduce"
 
@@ -227,3 +231,32 @@ def test_a_run_that_ends_in_its_first_step_says_why(tmp_path):
     run = SyntheticRun(num_steps=0, endings=(raised(1, 5 * MS), *VICTIMS)).write(tmp_path / "run")
     verdict = examine(read_attempt(run.attempts()[-1]).traces)
     assert verdict.headline.startswith("cannot tell: rank 1 raised RuntimeError in step 0")
+
+
+@each_case(
+    ("endings", "first", "then"),
+    [
+        (
+            (killed(1, 5 * MS), *(killed(rank, 57_000 * MS) for rank in (0, 2, 3))),
+            "rank 1 left no word, last seen at 2026-11-29 10:00:00 UTC, 57.0 s before the last one: killed, crashed",
+            "ranks 0, 2-3 left no word, last seen at 2026-11-29 10:00:00 UTC: killed, or still running",
+        ),
+        (
+            (exited(1, 5 * MS, 3), *(killed(rank, 57_000 * MS) for rank in (0, 2, 3))),
+            "rank 1 exited with code 3 in step 0",
+            "rank 1 exited with code 3 at 2026-11-29 10:00:00 UTC, 57.0 s before the last one",
+        ),
+        (
+            tuple(killed(rank, 57_000 * MS) for rank in range(4)),
+            "no step that all 4 ranks have",
+            "ranks 0-3 left no word, last seen at 2026-11-29 10:00:00 UTC: killed, or still running",
+        ),
+    ],
+)
+def test_of_a_run_without_a_step_it_is_said_who_ended_how_and_when(tmp_path, endings, first, then):
+    run = SyntheticRun(num_steps=0, endings=endings).write(tmp_path / "run")
+    found = read_attempt(run.attempts()[-1]).traces
+    dated = [replace(trace, header=replace(trace.header, created_unix_ns=TEN_NS)) for trace in found]
+    headline = examine(dated).headline
+    assert headline.startswith(f"cannot tell: {first}")
+    assert then in headline and "no step that all 4 ranks have" in headline
