@@ -109,6 +109,28 @@ class Frame:
     where: str
 
 
+@dataclass(frozen=True, kw_only=True)
+class Stuck:
+    """A rank on which torch's watchdog itself stands still."""
+
+    line: Line
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ended:
+    """A rank that raised an exception, or tasks of Slurm that ended.
+
+    Attributes:
+        line: where an exception comes from; of tasks, nowhere.
+        how: the exception with its message, or Slurm's word for it.
+        tasks: those of Slurm; empty for an exception.
+    """
+
+    line: Line
+    how: str
+    tasks: tuple[int, ...] = ()
+
+
 @dataclass(frozen=True)
 class Repeated:
     """How many messages like the one before Ray has left out, of any rank."""
@@ -130,4 +152,4 @@ class Joined:
     num_ranks: int
 
 
-Fact = TimedOut | Progress | Desync | Gloo | WorldSize | Start | Frame | Repeated | Joined
+Fact = TimedOut | Progress | Desync | Gloo | WorldSize | Start | Frame | Stuck | Ended | Repeated | Joined

@@ -65,6 +65,8 @@ class LogJob:
         whole: the groups of which every member is known, by their names.
         guesses: members of groups that reported nothing, and which ranks these may be.
         num_repeated: messages of other ranks that Ray has left out.
+        heard: ranks of which the logs say anything, be it of another group.
+        stuck: ranks on which torch's watchdog itself stands still.
     """
 
     job: JobView
@@ -75,6 +77,8 @@ class LogJob:
     whole: frozenset[str]
     guesses: tuple[str, ...]
     num_repeated: int
+    heard: frozenset[int]
+    stuck: tuple[int, ...]
 
 
 def read_log(path: Path, progress: Callable[[int, int], None] = lambda *_: None) -> LogFile:
@@ -129,11 +133,17 @@ def log_job(logs: Sequence[LogFile]) -> LogJob:
     _add_desyncs(logs, groups, attempts)
     late = _add_start(logs, groups, notes)
     named = {rank for group in groups.values() for rank in (*group.states, *group.members.values())}
-    size = max([known_size, *(log.min_ranks for log in logs), *(rank + 1 for rank in (*attempts, *named))])
+    stuck = sorted({rank for log in logs for rank in log.stuck})
+    ended = {rank: how for log in logs for rank, how in log.all_ended().items()}
+    others = (*attempts, *named, *stuck, *ended)
+    size = max([known_size, *(log.min_ranks for log in logs), *(rank + 1 for rank in others)])
     default = groups.get(DEFAULT) or groups.get(UNNAMED)
     has_all = known_size >= size or (default is not None and default.is_whole)
     job, unsure = _job(groups, attempts, size, notes)
+    job = _with_ends(job, ended, heard=attempts)
     unsure = unsure or late
+    if stuck and not unsure and not any(group.firsts for group in groups.values()):
+        unsure = f"{_stuck_words(stuck)}, and the log does not say in which operation"
     if any(log.has_two_ranks for log in logs):
         unsure = "Slurm's labels and the messages give processes different ranks: those of a smaller group, perhaps"
     if mixed := [shortened(log.path.name) for log in logs if log.is_mixed]:
@@ -151,6 +161,25 @@ def log_job(logs: Sequence[LogFile]) -> LogJob:
         whole=frozenset(group.name for group in groups.values() if group.is_whole),
         guesses=tuple(guess for group in groups.values() if (guess := _guess(group))),
         num_repeated=sum(log.num_repeated for log in logs),
+        heard=frozenset(attempts) | frozenset(stuck),
+        stuck=tuple(stuck),
+    )
+
+
+def _with_ends(job: JobView, ended: Mapping[int, str], heard: Mapping[int, Attempt]) -> JobView:
+    """Return a job with those ranks gone that ended and otherwise said nothing."""
+    gone = {
+        rank: replace(view, is_recorded=True, is_complete=False, is_gone=True, end=shortened(ended[rank]))
+        for rank, view in job.ranks.items()
+        if rank in ended and not view.is_recorded and (rank not in heard or heard[rank].is_silent)
+    }
+    return replace(job, ranks={**job.ranks, **gone})
+
+
+def _stuck_words(ranks: Sequence[int]) -> str:
+    return (
+        f"torch's watchdog itself stands still on {rank_list(ranks)}: a call to CUDA or NCCL does not return, or"
+        " Python's lock is held"
     )
 
 
@@ -218,8 +247,11 @@ def settled(hang: Hang | None, found: LogJob) -> Hang | None:
             return undecided(hang, reason)
     if hang.kind is HangKind.UNKNOWN:
         hang = replace(hang, could_be=tuple(rank for rank in hang.could_be if not _is_waiting(found, rank)))
-        silent = [rank for rank in hang.could_be or found.job.ranks if rank not in found.ranks]
+        lacking = [rank for rank in hang.could_be or found.job.ranks if rank not in found.ranks]
+        silent = [rank for rank in lacking if rank not in found.heard]
         reason = f"the logs say nothing of {rank_list(silent)}" if silent else "the logs do not say how far they came"
+        if lacking and not silent:
+            reason = f"the logs do not say how far {rank_list(lacking)} came in it"
         if found.num_repeated:
             reason += f", and Ray left out {plural(found.num_repeated, 'message')} of other ranks (RAY_DEDUP_LOGS=0)"
             hang = replace(hang, could_be=())
@@ -467,6 +499,7 @@ def told_of(logs: Sequence[LogFile], found: LogJob) -> list[str]:
     """Return what the logs say beside a verdict: how long ranks waited, what is a guess, and what is not known."""
     told = list(found.guesses)
     last = [several[-1] for log in logs for several in log.attempts.values()]
+    told += [_stuck_words(found.stuck)] if found.stuck and not found.doubt else []
     waits = [fact for one in last for state in one.groups.values() for fact in state.timed_out.values() if fact.ran_ms]
     if waits:
         longest = max(waits, key=lambda fact: fact.ran_ms or 0)

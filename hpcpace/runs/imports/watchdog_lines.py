@@ -15,6 +15,7 @@ from hpcpace.core.log_fronts import Front, front_of, year_ns
 from hpcpace.runs.imports import torch_checks
 from hpcpace.runs.imports.log_facts import (
     Desync,
+    Ended,
     Fact,
     Frame,
     Gloo,
@@ -24,6 +25,7 @@ from hpcpace.runs.imports.log_facts import (
     Progress,
     Repeated,
     Start,
+    Stuck,
     TimedOut,
     WorldSize,
 )
@@ -44,6 +46,9 @@ WORDS = (
     b"worker group",
     b"Setting OMP_NUM_THREADS",
     b" from /",
+    b"Error: ",
+    b"Exception: ",
+    b"srun: error: ",
     _FILE.encode(),
     *torch_checks.WORDS,
 )
@@ -91,6 +96,17 @@ _CUT = re.compile(
     r"Received a .{0,20}signal)(?!.{0,400}ast completed(?: NCCL)? work: -?\d)).{0,400}$"
 )
 _BEGINS = ("Watchdog caught", "Exception (either", "failure detected", "Timeout at NCCL", "Received a dump signal")
+_RAISED = re.compile(r"((?:\w{1,80}\.){0,8}\w{0,80}(?:Error|Exception)): (.{0,200})")
+# What ranks raise because another one has ended or has not come.
+_OF_OTHERS = re.compile(
+    r"gloo|nccl|Dist\w{0,20}Error|c10d|time.?out|timed out|connection|collective|barrier|store|socket|pipe|peer"
+    r"|ChildFailed",
+    re.IGNORECASE,
+)
+_TASKS = re.compile(
+    r"srun: error: (?:\S{1,100}: )?tasks? ([\d,\-]{1,4000}): (Killed|Out Of Memory|Segmentation fault|Bus error)"
+)
+_STUCK = "watchdog got stuck for"
 _REPEATED = re.compile(r"\[repeated (\d{1,7})x across cluster\]")
 _SIZE = re.compile(r"nranks (\d{1,6})\b|MEMBER: \d{1,6}/(\d{1,6})")
 
@@ -136,6 +152,10 @@ class LineReader:
             line = self._line(text[: gloo.start()], text)
             waited_ms = int(gloo[1]) if gloo[1] else None
             yield Gloo(line=line, waited_ms=waited_ms, op=self._called.get(line.label, ""))
+        if "Error: " in text or "Exception: " in text or "srun: error: " in text:
+            yield from self._ended(text)
+        if _STUCK in text:
+            yield Stuck(line=self._line(text[: text.index(_STUCK)], text))
         if size := _SIZE.search(text):
             yield WorldSize(int(size[1] or size[2]))
         elif _START.search(text):
@@ -145,6 +165,17 @@ class LineReader:
             where = f"{frame[2].rpartition('/')[2]}:{frame[3]} in {frame[1]}"
             line = self._last if label.is_empty else Line(label=label)
             yield Frame(line=line, where="" if "/torch/" in frame[2] else where)
+
+    def _ended(self, text: str) -> Iterator[Fact]:
+        if tasks := _TASKS.search(text):
+            ranges = (part.partition("-") for part in tasks[1].split(","))
+            numbers = [number for low, _, high in ranges if low for number in range(int(low), int(high or low) + 1)]
+            yield Ended(line=Line(label=Label()), how=tasks[2], tasks=tuple(numbers[:_MAX_CALLED]))
+            return
+        front = front_of(text)
+        if (raised := _RAISED.match(front.text)) and not _OF_OTHERS.search(raised[0]):
+            line = Line(label=_label(text[: len(text) - len(front.text)], front), actor=front.actor)
+            yield Ended(line=line, how=raised[0].rstrip())
 
     def _line(self, window: str, text: str) -> Line:
         """Return where a message comes from, by what is between it and the message before."""

@@ -20,6 +20,7 @@ from hpcpace.core.text import NS_PER_MS, NS_PER_S, plural, rank_list, shortened
 from hpcpace.runs.imports.flight_recorder import MAX_RANKS
 from hpcpace.runs.imports.log_facts import (
     Desync,
+    Ended,
     Fact,
     Frame,
     Gloo,
@@ -29,6 +30,7 @@ from hpcpace.runs.imports.log_facts import (
     Progress,
     Repeated,
     Start,
+    Stuck,
     TimedOut,
     WorldSize,
 )
@@ -118,6 +120,8 @@ class LogFile:
         min_ranks: how many ranks the job has at least, by other files.
         num_nameless: messages of which it is not known whose they are.
         is_mixed: whether a rank reports less at a time than at the same time before, as ranks of several jobs do.
+        stuck: ranks on which torch's watchdog itself stands still.
+        ended: how ranks ended by exceptions in the last attempt, and after how many reports.
         num_repeated: messages of other ranks that Ray has left out.
         actors: classes of the Ray actors that wrote messages; ranks of each count from 0.
         joined: how many processes have come to a start of the job or of a group, and how many have to, by its number.
@@ -131,10 +135,15 @@ class LogFile:
     min_ranks: int = 0
     num_nameless: int = 0
     is_mixed: bool = False
+    stuck: set[int] = field(default_factory=set)
+    ended: dict[int, tuple[str, int]] = field(default_factory=dict)
     num_repeated: int = 0
     actors: set[str] = field(default_factory=set)
     joined: dict[int, tuple[int, int]] = field(default_factory=dict)
     _tasks: dict[int, set[int]] = field(default_factory=dict)
+    _num_reports: int = 0
+    _ended_tasks: dict[int, str] = field(default_factory=dict)
+    _is_rank_of_task: bool | None = None
     _begun_ns: int = -1
     _num_starts: int = 0
     _seen_starts: dict[int, int] = field(default_factory=dict)
@@ -146,6 +155,7 @@ class LogFile:
             not self.desyncs
             and not self.num_nameless
             and not self.joined
+            and not self.stuck
             and all(attempt.is_silent for attempts in self.attempts.values() for attempt in attempts)
         )
 
@@ -156,12 +166,28 @@ class LogFile:
                 self.world_size = max(self.world_size, min(fact.num_ranks, MAX_RANKS))
             elif isinstance(fact, Start):
                 self._num_starts += 1
+                self.ended.clear()
+                self._ended_tasks.clear()
+            elif isinstance(fact, Ended):
+                self._take_ended(fact)
             elif isinstance(fact, Repeated):
                 self.num_repeated += fact.count
             elif isinstance(fact, Joined):
                 self._take_joined(fact)
             else:
                 self._take(fact)
+
+    def _take_ended(self, fact: Ended) -> None:
+        """Add a rank that raised, or tasks that ended before any rank gave up waiting: others end because of that."""
+        if fact.tasks and all(several[-1].is_silent for several in self.attempts.values()):
+            self._ended_tasks |= dict.fromkeys(fact.tasks, fact.how)
+        elif not fact.tasks and (rank := self._rank(fact.line)) is not None and len(self.ended) < MAX_RANKS:
+            self.ended.setdefault(rank, (fact.how, self._num_reports))
+
+    def all_ended(self) -> dict[int, str]:
+        """Return how ranks ended, those of Slurm's tasks only where labels show that these have the same numbers."""
+        raised = {rank: how for rank, (how, _) in self.ended.items()}
+        return {**(self._ended_tasks if self._is_rank_of_task else {}), **raised}
 
     def _take_joined(self, fact: Joined) -> None:
         """Add how many processes have come to a start, or that all have."""
@@ -174,10 +200,13 @@ class LogFile:
             before, _ = self.joined.get(fact.key, (0, 0))
             self.joined[fact.key] = max(before, fact.num_joined), min(fact.num_ranks, MAX_RANKS)
 
-    def _take(self, fact: TimedOut | Progress | Desync | Gloo | Frame) -> None:
+    def _take(self, fact: TimedOut | Progress | Desync | Gloo | Frame | Stuck) -> None:
         rank = self._rank(fact.line)
         if rank is None:
             self.num_nameless += not isinstance(fact, Frame)
+            return
+        if isinstance(fact, Stuck):
+            self.stuck.add(rank)
             return
         attempts = self.attempts.get(rank, [])
         if fact.line.actor and len(self.actors) < _MAX_GROUPS:
@@ -192,10 +221,13 @@ class LogFile:
                 self.desyncs[key] = (rank, fact)
             return
         if not attempts or self._is_later(rank, attempts[-1], fact):
+            if len(attempts) == self.num_attempts:  # what was raised before the last report is of an attempt before
+                self.ended = {rank: end for rank, end in self.ended.items() if end[1] == self._num_reports}
             attempts.append(Attempt())
             self.attempts[rank] = attempts
             del attempts[:-_MAX_ATTEMPTS]
         self._seen_starts[rank] = self._num_starts
+        self._num_reports += 1
         _add(attempts[-1], fact)
 
     def _is_later(self, rank: int, last: Attempt, fact: TimedOut | Progress | Gloo) -> bool:
@@ -234,6 +266,8 @@ class LogFile:
             (Source.LOCAL, line.label.local_rank if line.label.local_rank is not None else local_rank_in(self.path)),
         ]
         label, member = line.label, line.member
+        if label.task and label.rank is not None:
+            self._is_rank_of_task = self._is_rank_of_task is not False and label.task == label.rank
         is_old = label.rank is None and line.group is None
         if is_old and label.task is not None and member is not None and len(self._tasks) < MAX_RANKS:
             self._tasks.setdefault(label.task, set()).add(member)

@@ -434,6 +434,7 @@ def _read_stacks(found: Witnesses, files: Sequence[Path]) -> None:
 def _read_logs(found: Witnesses, files: Sequence[Path], progress: Callable[[int, int], None]) -> None:
     total = sum(path.stat().st_size for path in files)
     before = 0
+    ends: list[LogFile] = []
 
     def told_of_one(done: int, _: int) -> None:
         progress(before + done, total)
@@ -445,12 +446,19 @@ def _read_logs(found: Witnesses, files: Sequence[Path], progress: Callable[[int,
             found.problems.append(str(error))
             continue
         before += path.stat().st_size
-        if log.is_empty:
+        if log.all_ended() and log.is_empty:
+            ends.append(log)
+        elif log.is_empty:
             found.ignored.append(path)
             rank = rank_in_name(path)
             found.num_ranks = max(found.num_ranks, 0 if rank is None else min(rank + 1, MAX_RANKS))
         else:
             found.logs.append(log)
+    # An exception says something beside ranks that wait.
+    if found.logs:
+        found.logs += ends
+    else:
+        found.ignored += [log.path for log in ends]
 
 
 def taken_for(found: Witnesses) -> list[str]:
@@ -464,7 +472,7 @@ def taken_for(found: Witnesses) -> list[str]:
         version = shortened(report.nccl_version, max_letters=20)
         lines.append(f"{shortened(path.name)}: {Kind.RAS} ({form}, NCCL {version})")
     for log in found.logs[:8]:
-        ranks = [rank for rank in log.ranks() if not log.attempts[rank][-1].is_silent]
+        ranks = [rank for rank in log.ranks() if not log.attempts[rank][-1].is_silent] or sorted(log.all_ended())
         lines.append(f"{shortened(log.path.name)}: {Kind.LOG}" + (f" of {rank_list(ranks)}" if ranks else ""))
     if len(found.logs) > 8:
         lines.append(f"{plural(len(found.logs) - 8, 'more file')}: {Kind.LOG}")

@@ -24,6 +24,7 @@ from known_logs import (
 )
 
 from hpcpace.core.errors import TraceError
+from hpcpace.hang.verdict import describe
 from hpcpace.hang.views import HangKind
 from hpcpace.runs.imports.witnesses import Evidence, evidence_of, read_witnesses
 
@@ -38,6 +39,15 @@ def judge(tmp_path: Path, files: Files) -> Evidence:
 
 
 GROUP = "[PG ID 11 PG GUID 119 Rank {}]"
+KILLED = "srun: error: n3: tasks 2,3-4: Out Of Memory"
+STUCK = f"[rank{{0}}]:[{AT} ProcessGroupNCCL.cpp:1743] [Rank {{0}}] ProcessGroupNCCL's watchdog got stuck for 480 s"
+
+
+def raised(rank: int, what: str = "ValueError: no batch", *, label: str = "[rank{}]: ") -> list[str]:
+    front = label.format(rank)
+    return [f"{front}Traceback (most recent call last):", f'{front}  File "train.py", line 4, in x', f"{front}{what}"]
+
+
 CASES: dict[str, tuple[Files, HangKind, tuple[int, ...], tuple[int, ...]]] = {
     # its own line says how far it came
     "behind by its own line": ({"a.out": [*waiting([0, 1, 3]), signal(2, 21, 21)]}, NEVER, (2,), ()),
@@ -120,6 +130,62 @@ CASES: dict[str, tuple[Files, HangKind, tuple[int, ...], tuple[int, ...]]] = {
         UNKNOWN,
         (),
         (2,),
+    ),
+    "ended by an exception": (
+        {"a.out": [*raised(2), *waiting([0, 1, 3])]},
+        HangKind.GONE,
+        (2,),
+        (),
+    ),
+    "ended by an exception, in its own file": (
+        {f"rank_{r}.log": waiting([r]) for r in (0, 1, 3)} | {"rank_2.log": raised(2, label="")},
+        HangKind.GONE,
+        (2,),
+        (),
+    ),
+    "an exception that was caught": ({"a.out": [*raised(2), *waiting([0, 1, 3]), signal(2, 21, 21)]}, NEVER, (2,), ()),
+    "an exception because of the others": (
+        {"a.out": [*waiting([0, 1, 3]), *raised(2, "torch.distributed.DistBackendError: NCCL error in: x.cpp:1")]},
+        UNKNOWN,
+        (),
+        (2,),
+    ),
+    "an exception of an earlier attempt": (
+        {
+            "a.out": [
+                *raised(2),
+                *waiting([0, 1, 3]),
+                *raised(1),
+                *waiting([0, 2, 3], 7, at=LATER.replace("41:49", "48:11")),
+            ]
+        },
+        HangKind.GONE,
+        (1,),
+        (),
+    ),
+    "a task that was killed": (
+        {"a.out": [KILLED, *(f"{rank}: {line}" for rank in (0, 1, 5) for line in waiting([rank]))]},
+        HangKind.GONE,
+        (2, 3, 4),
+        (),
+    ),
+    "a task of several ranks that was killed": (
+        {"a.out": [KILLED, *(f"{rank // 2}: {line}" for rank in (0, 1, 5) for line in waiting([rank]))]},
+        UNKNOWN,
+        (),
+        (2, 3, 4),
+    ),
+    "a task that was killed because of the others": (
+        {"a.out": [*(f"{rank}: {line}" for rank in (0, 1, 5) for line in waiting([rank])), KILLED]},
+        UNKNOWN,
+        (),
+        (2, 3, 4),
+    ),
+    "the watchdog itself stands still": (
+        {"a.out": [*waiting([0, 1]), STUCK.format(2), STUCK.format(3)]},
+        UNKNOWN,
+        (),
+        (2, 3),
     ),
     "gloo, closed": (
         {"a.out": [line for rank in (0, 1, 3) for line in gloo(rank, is_closed=True)]},
@@ -309,6 +375,22 @@ def test_the_line_that_called_is_said(tmp_path: Path) -> None:
     frames = [torch, "#1 step from /home/me/train.py:44", "#2 main from /home/me/train.py:90"]
     found = judge(tmp_path, {"a.out": [line for rank in (0, 1, 3) for line in (timed_out(rank, 22), *frames)]})
     assert ("Logs", "what ran out of time was called at train.py:44 in step") in found.told
+
+
+def test_what_ended_a_rank_is_said_and_so_is_a_watchdog_that_stands_still(tmp_path: Path) -> None:
+    found = judge(tmp_path, {"a.out": [*raised(2), *waiting([0, 1, 3])]})
+    assert found.hang is not None
+    assert "rank 2, which ended (ValueError: no batch)" in describe(found.hang, found.job).headline
+    found = judge(tmp_path, {"a.out": [*waiting([0, 1, 3]), STUCK.format(2)]})
+    assert any("torch's watchdog itself stands still on rank 2" in line for _, line in found.told)
+    found = judge(tmp_path, {"a.out": [STUCK.format(2)]})
+    assert found.hang is None and found.doubt.startswith("torch's watchdog itself stands still on rank 2")
+
+
+def test_a_rank_that_waits_in_another_group_is_not_silent(tmp_path: Path) -> None:
+    said = [signal(rank, 6, 6) for rank in (0, 1, 3)]
+    hang = judge(tmp_path, {"a.out": [timed_out(2, 2114), *said]}).hang
+    assert hang is not None and hang.reason == "the logs do not say how far ranks 0-1, 3 came in it"
 
 
 def test_a_name_of_a_file_does_not_say_how_many_ranks_there_are(tmp_path: Path) -> None:
