@@ -111,8 +111,10 @@ class NcclLog:
     @cached_property
     def num_ranks(self) -> int:
         """Number of processes with a rank, in the largest of the starts."""
-        counts = Counter(process.start for process in self.processes if process.rank >= 0)
-        return max(counts.values(), default=0)
+        ranks: dict[int, set[int]] = {}
+        for process in self.processes:  # of some, lines of torch are known as well
+            ranks.setdefault(process.start, set()).update({process.rank} - {-1})
+        return max(map(len, ranks.values()), default=0)
 
     @cached_property
     def num_starts(self) -> int:

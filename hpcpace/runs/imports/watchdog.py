@@ -46,6 +46,7 @@ _OPS = {
 }
 # Messages have numbers of their own, which differ between ranks that are all well; COALESCED may be a batch of them.
 _MESSAGES = frozenset({"SEND", "RECV", "RECVANYSOURCE", "COALESCED"})
+_MAX_AHEAD = 64  # format: operations that a root may send before others call them; NCCL holds some of its data
 _MAX_NOTED = 6
 _MAX_WHERE = 3  # display: lines of code
 _NOW_NS = 0
@@ -129,6 +130,7 @@ def log_job(logs: Sequence[LogFile]) -> LogJob:
     attempts = last_attempts(logs, notes)
     notes += _source_notes(logs)
     groups = _groups(attempts)
+    torn = next(filter(None, map(_is_torn, groups.values())), "")
     known_size = max((log.world_size for log in logs), default=0)
     _add_desyncs(logs, groups, attempts)
     late = _add_start(logs, groups, notes)
@@ -144,6 +146,7 @@ def log_job(logs: Sequence[LogFile]) -> LogJob:
     unsure = unsure or late
     if stuck and not unsure and not any(group.firsts for group in groups.values()):
         unsure = f"{_stuck_words(stuck)}, and the log does not say in which operation"
+    unsure = unsure or torn
     if any(log.has_two_ranks for log in logs):
         unsure = "Slurm's labels and the messages give processes different ranks: those of a smaller group, perhaps"
     if mixed := [shortened(log.path.name) for log in logs if log.is_mixed]:
@@ -163,6 +166,24 @@ def log_job(logs: Sequence[LogFile]) -> LogJob:
         num_repeated=sum(log.num_repeated for log in logs),
         heard=frozenset(attempts) | frozenset(stuck),
         stuck=tuple(stuck),
+    )
+
+
+def _is_torn(group: _Group) -> str:
+    """Return why the counters of a group cannot be those of one group; empty where they can.
+
+    No rank finishes what another one has not called, but for messages and for operations whose root only sends.
+    """
+    called = {rank: state.enqueued for rank, state in group.states.items() if state.enqueued is not None}
+    finished = {rank: state.completed for rank, state in group.states.items() if state.completed is not None}
+    if not called or not finished:
+        return ""
+    fewest, most = min(called, key=lambda rank: called[rank]), max(finished, key=lambda rank: finished[rank])
+    if finished[most] - called[fewest] <= _MAX_AHEAD:
+        return ""
+    return (
+        f"rank {most} has finished {finished[most]} operations and rank {fewest} called only {called[fewest]} of one"
+        " group: these are messages of several jobs, or between two ranks"
     )
 
 

@@ -418,8 +418,12 @@ def _joined(rank: int, one: tuple[LogFile, Attempt], other: tuple[LogFile, Attem
     first, second = one[1], other[1]
     if first.is_silent or second.is_silent:
         return second if first.is_silent else first
+    length_ns = _usual_ns({0: first, 1: second})
     for early, late in ((first, second), (second, first)):
-        if late.begun_ns is not None and early.reported_ns is not None and early.reported_ns < late.begun_ns:
+        begun_ns = late.begun_ns
+        if begun_ns is None and late.reported_ns is not None and length_ns:
+            begun_ns = late.reported_ns - length_ns - _SLACK_NS
+        if begun_ns is not None and early.reported_ns is not None and early.reported_ns < begun_ns:
             return late
     for name in first.groups.keys() & second.groups.keys():
         before, after = first.groups[name].first, second.groups[name].first

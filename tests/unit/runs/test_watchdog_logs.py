@@ -243,6 +243,16 @@ CASES: dict[str, tuple[Files, HangKind, tuple[int, ...], tuple[int, ...]]] = {
         (),
         (),
     ),
+    "disjoint ranks of two jobs": ({"a.out": [*waiting([0, 1], 7000), *waiting([2, 3], 12)]}, UNKNOWN, (), ()),
+    "a file of the day before": (
+        {
+            "a.out": [*waiting([0, 1, 3]), signal(2, 21, 21)],
+            "b.out": [line.replace("E1128", "E1127") for line in (*waiting([0, 2, 3], 7), signal(1, 6, 6))],
+        },
+        NEVER,
+        (2,),
+        (),
+    ),
     "messages": (
         {"a.out": [line for r in (0, 1) for line in (timed_out(r, 5 + r, "SEND"), status(r, 9, 3, GROUP))]},
         UNKNOWN,
@@ -322,6 +332,19 @@ def test_lines_that_a_terminal_wrapped_are_those_of_their_rank(tmp_path: Path, w
     wrapped = [line[begin : begin + width] for line in lines for begin in range(0, len(line), width)]
     hang = judge(tmp_path, {"a.out": wrapped}).hang
     assert hang is not None and (hang.kind, hang.culprits, hang.could_be) == (NEVER, (2,), ())
+
+
+def test_a_log_that_is_cut_anywhere_names_nobody_else(tmp_path: Path) -> None:
+    path = tmp_path / "a.out"
+    text = "\n".join([*raised(12), *waiting([0, 1, 3]), signal(2, 21, 21)])
+    for cut in range(0, len(text), 83):
+        for part in (text[cut:], text[:cut]):
+            path.write_text(part)
+            try:
+                hang = evidence_of(read_witnesses([path])).hang
+            except TraceError:
+                continue
+            assert hang is None or set(hang.culprits) <= {2, 12}, (cut, part[:80])
 
 
 def test_a_message_without_its_head_is_nobodys(tmp_path: Path) -> None:
