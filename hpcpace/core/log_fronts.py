@@ -1,7 +1,7 @@
 """What stands in front of the lines of a log: times, and labels of launchers, containers and loggers, in any order.
 
 Known are `srun -l`, `mpirun --tag-output`, `pdsh` and `clush`, `kubectl logs --prefix`, the runtime of containers,
-Docker, Ray, the journal and torchrun, and times in the usual forms, with or without a date and a zone.
+Docker, Ray, the journal, torchrun and glog, and times in the usual forms, with or without a date and a zone.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ _DATE = (
 _ZONE = r"(?: ?(?P<zone>Z|UTC|GMT|[+-]\d\d:?\d\d|CES?T|[ECMP][SD]T|[BIJKM]ST|MSK)(?![\w:]))?"
 _PART = re.compile(
     rf"[\[(]?(?:{_DATE}(?:T|,? +))?{_CLOCK}{_ZONE}[\])]?(?: std(?:out|err) [FP](?= ))?(?: ?[-|:,](?= ))?(?: |\t|$)"
+    r"|(?P<glog>[EWIF]\d{3,4} \d\d:\d\d:\d\d\.\d{6,9} +(?:\d{1,10} +)?[\w./\-]{1,100}:\d{1,7}\])(?: |$)"
     r"| {0,6}(?P<task>\d{1,6}):(?: |(?=\t|$|\[))"
     r"|\[(?:[\w.\-]{1,100}@)?\d{1,6},(?P<mpi_rank>\d{1,6})\]<std(?:out|err|diag)>: ?"
     r"|\((?P<actor>[^\s()]{1,80}) pid=\d{1,10}(?:, ip=[^\s()]{1,60})?\)(?: |$)"
@@ -67,6 +68,7 @@ def front_of(line: str) -> Front:
         end = part.end()
         if part["second"]:
             at_ns = _at_ns(part) if at_ns is None else at_ns
+        if part["second"] or part["glog"]:
             continue
         labels.append(part[0].lstrip())
         number = part["task"] or part["mpi_rank"]

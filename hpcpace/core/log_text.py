@@ -94,12 +94,10 @@ def lines_with(piece: bytes, words: Sequence[bytes], goes_on: Callable[[str, str
     """Yield the lines of a piece in which one of some words occurs, without their ends.
 
     Args:
-        piece: of a log, in UTF-8.
+        piece: of a log, in UTF-8, best one in which one of the words is known to occur.
         words: some of them.
         goes_on: whether a line goes on in the following one: a terminal or a viewer may have wrapped it.
     """
-    if not any(word in piece for word in words):
-        return
     lines, begin = piece.split(b"\n"), 0
     for number, line in enumerate(lines):
         if number < begin or not any(word in line for word in words):

@@ -29,6 +29,7 @@ TEN = year_ns(11, 29, 10, 0, 0, 123_000_000)
         ("Nov 29 10:00:00 n3 train.sh[4711]: ", None, "n3", ""),
         ("11月 29 10:00:00 n3 train.sh[4711]: ", None, "n3", ""),
         ("[default3]: ", None, "default3", ""),
+        ("3: I1129 10:00:00.123456 4711 train.cc:12] ", 3, "", ""),
     ],
 )
 def test_labels_in_front_of_a_line_with_and_without_times(front: str, task: int | None, host: str, actor: str) -> None:

@@ -35,6 +35,7 @@ MAX_BYTES = 32 << 20
 _MAX_PROCESSES, _MAX_THREADS, _MAX_FRAMES_READ = 1 << 14, 1 << 12, 1 << 11
 _MAX_LETTERS = 300
 _MAX_DIGITS = 10  # format: of the number of a line
+_JSON = re.compile(r"\s*\[\s*(?:[{\]]|$)")  # a label may begin with `[` as well
 _PROCESS = re.compile(r"Process (\d{1,10}): ?(.{0,2000})")
 _PARENT = re.compile(r"Parent Process (\d{1,10})")
 _THREAD = re.compile(r"Thread (0x[0-9A-Fa-f]{1,16}|\d{1,20})(?: \(([\w+]{1,20})\))?(?:: \"(.{0,200})\")?")
@@ -124,7 +125,7 @@ class _JsonThread(msgspec.Struct, frozen=True):
 
 def is_py_spy(start: str) -> bool:
     """Return whether a text begins as a dump of py-spy does."""
-    if start.lstrip().startswith("["):
+    if _JSON.match(start):
         return '"frames"' in start and ('"thread_id"' in start or '"thread_name"' in start or '"pid"' in start)
     return bool(re.search(r"^.{0,160}Process \d{1,10}: ?", start, re.MULTILINE)) and bool(
         re.search(r"^.{0,160}(?:Python v\d|Thread (?:0x)?[0-9A-Fa-f]+ \()", start, re.MULTILINE)
@@ -138,7 +139,7 @@ def read_stacks(path: Path, data: bytes) -> list[StackDump]:
         ValueError: it has none, or is cut off or damaged as JSON.
     """
     text = plain_text(data).replace("\r", "")
-    if text.lstrip().startswith("["):
+    if _JSON.match(text):
         return _from_json(path, text)
     dumps = [dump for label, lines in _streams(text) for dump in _from_text(path, lines, label)]
     known = {dump.pid for dump in dumps}

@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from hpcpace.runs.imports.log_facts import Desync, GroupName, Joined, Label, Line, TimedOut, WorldSize
 
-WORDS = (b"to pass monitoredBarrier", b"ased barrier", b"is running ", b" clients joined")
+WORDS = (b"to pass monitoredBarrier", b"ased barrier", b"CollectiveFingerPrint", b" clients joined")
 """One of these is in every line that is read here."""
 
 START, BARRIER, COMPARED = "start", "monitored barrier", "compared"

@@ -20,7 +20,7 @@ from hpcpace.runs.imports.flight_recorder import MAX_RANKS
 from hpcpace.runs.imports.input_files import InputFile, json_bytes
 from hpcpace.runs.imports.log_facts import Label, Line, TimedOut
 from hpcpace.runs.imports.torch_checks import IN_WORDS, START
-from hpcpace.runs.imports.watchdog_lines import WORDS, LineReader, goes_on
+from hpcpace.runs.imports.watchdog_lines import BEHIND, REPORTS, WORDS, LineReader, goes_on
 from hpcpace.runs.imports.watchdog_ranks import (
     DEFAULT,
     OF_ALL,
@@ -92,10 +92,14 @@ def read_log(path: Path, progress: Callable[[int, int], None] = lambda *_: None)
     Raises:
         TraceError: it cannot be read.
     """
-    found, reader = LogFile(path=path), LineReader()
+    found, reader, was_report = LogFile(path=path), LineReader(), False
     for piece in pieces(json_bytes(InputFile.at(path), progress)):
-        for line in lines_with(piece, WORDS, goes_on):
-            found.take(reader.facts(line))
+        is_report = any(word in piece for word in REPORTS)
+        words = WORDS + BEHIND if is_report or was_report else WORDS
+        was_report = is_report
+        if is_report or any(word in piece for word in words):
+            for line in lines_with(piece, words, goes_on):
+                found.take(reader.facts(line))
     return found
 
 

@@ -31,28 +31,23 @@ from hpcpace.runs.imports.log_facts import (
 )
 
 _FILE = "ProcessGroupNCCL.cpp"
+REPORTS = (b"Timeout(ms)=", b"ollective #", b"Traceback (most recent", _FILE.encode())
+"""One of these is where a report begins, and in it or in the piece of the log before lines with words of `BEHIND`."""
 WORDS = (
-    b"Timeout(ms)=",
+    *REPORTS,
     b"ast enqueued",
-    b"ollective #",
     b"never joined any collectives",
-    b"] started ",
-    b"] finished ",
-    b" ranks:",
     b"gloo",
     b"distributed_c10d.py",
     b"nranks ",
     b"MEMBER: ",
     b"worker group",
     b"Setting OMP_NUM_THREADS",
-    b" from /",
-    b"Error: ",
-    b"Exception: ",
     b"srun: error: ",
-    _FILE.encode(),
     *torch_checks.WORDS,
 )
-"""One of these is in every line that is read here."""
+"""One of these is in every line that is read here, or one of `BEHIND`."""
+BEHIND = (b"] started ", b"] finished ", b" ranks:", b" from /", b"Error: ", b"Exception: ")
 
 _CHECKS = tuple(word.decode() for word in torch_checks.WORDS)
 _DESYNC_WORDS = ("ollective #", " ranks:", "] started ", "] finished ", "never joined")

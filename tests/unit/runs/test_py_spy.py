@@ -218,6 +218,24 @@ def test_a_stack_says_where_a_rank_is(tmp_path: Path) -> None:
     assert found.job.ranks[2].doing is Doing.LOADING
 
 
+@pytest.mark.parametrize(
+    "front",
+    [
+        "[pod/train-worker-1/pytorch] ",
+        "(RayTrainWorker pid=17, ip=10.0.0.1) ",
+        "I1129 10:00:00.123456 4711 x.cc:12] ",
+        "2026-11-29 10:00:00,123 - ",
+        "29 nov. 10:00:00 n1 py-spy[17]: ",
+        "n1-1  | ",
+    ],
+)
+def test_stacks_are_read_behind_any_labels(tmp_path: Path, front: str) -> None:
+    stacks = of(IN_ALL_REDUCE, LOADING, IN_ALL_REDUCE)
+    labelled = {name: "".join(f"{front}{line}\n" for line in stack.split("\n")) for name, stack in stacks.items()}
+    hang = judge(tmp_path, labelled).hang
+    assert hang is not None and (hang.kind, hang.culprits) == (HangKind.OWN_WORK, (1,))
+
+
 @pytest.mark.parametrize("form", [text, as_json])
 def test_ranks_without_a_stack_are_named_beside_the_culprit(tmp_path: Path, form: Callable[..., str]) -> None:
     stacks = [IN_ALL_REDUCE, LOADING, (), IN_ALL_REDUCE]
