@@ -441,8 +441,8 @@ _PATTERNS = {
         (_T.ERROR, rb"NET/Socket ?: (No usable listening interface found)"),
     ),
     b"Net": ((_T.ERROR, rb"Net ?: (No interface found in the same subnet as remote address \S{1,80})"),),
-    b"socketStartConnect": ((_T.ERROR, rb"socketStartConnect: (Connect to \S{1,80} failed) ?: (.{1,80})"),),
-    b"Connect": ((_T.ERROR, rb"(Connect to \S{1,80} failed) ?: (.{1,80})"),),
+    b"socketStartConnect": ((_T.ERROR, rb"socketStartConnect: (Connect to \S{1,80} failed ?: .{1,80})"),),
+    b"Connect": ((_T.ERROR, rb"(Connect to \S{1,80} failed ?: .{1,80})"),),
     b"Bootstrap": (
         (_T.ERROR, rb"Bootstrap ?: (no socket interface found)"),
         (_T.BOOTSTRAP, rb"Bootstrap ?: Using (?:\[0\])?(.{1,100})"),

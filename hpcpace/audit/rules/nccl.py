@@ -18,7 +18,7 @@ from hpcpace.core.text import plural, printable
 
 _RDMA_NAME = re.compile(r"\b(ib[ops]?\d\w*|ibp\w+|ibs\d\w*|hsn\d+|opa\d+)\b")
 """Interfaces of InfiniBand, Slingshot and Omni-Path by their usual names: the node has a fast network."""
-_LOCAL_NAME = re.compile(r"(?:\[0\])?(lo|docker\w*|veth\w*|virbr\w*|br-\w+|cni\w*|flannel\w*|podman\w*):")
+_LOCAL_NAME = re.compile(r"(?:^|\[\d+\])(lo|docker\w*|veth\w*|virbr\w*|br-\w+|cni\w*|flannel\w*|podman\w*):")
 _INTERFACE = re.compile(r"(?:\[\d+\])?([A-Za-z][\w.\-]*):")
 _LOOK_FOR_RDMA = "ls /dev/infiniband; ibv_devinfo  # a container needs --device=/dev/infiniband and libibverbs"
 
@@ -284,7 +284,7 @@ def _local_interface(host: _Host) -> Iterator[AuditFinding]:
         return
     for topic in (Topic.SOCKETS, Topic.BOOTSTRAP):
         for value, seen in host.values(topic).items():
-            if named := _LOCAL_NAME.match(value):
+            if named := _LOCAL_NAME.search(value):
                 yield host.finding(
                     f"NCCL uses {named[1]}, which leads to no other host",
                     "ranks of other hosts cannot connect, or hang",

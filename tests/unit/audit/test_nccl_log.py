@@ -116,6 +116,11 @@ FAULTS = {
         "W C03",
     ),
     "docker's bridge": (_TWO + "n2:1:1 [0] NCCL INFO Bootstrap : Using docker0:172.17.0.1<0>\n", "W C03"),
+    "a container's interface beside another one": (
+        _TWO
+        + "n2:1:1 [0] NCCL INFO Bootstrap : Using [0]ens5:10.0.0.2<0> [1]veth75fa783:fe80::14ad:64ff:fe64:b31e%v<0>\n",
+        "W C03",
+    ),
     "slow port": (
         "".join(
             f"n{n}:1:1 [0] NCCL INFO NET/IB: [0] mlx5_0:uverbs0:1/IB provider=Mlx5 speed={rate} context=0x1\n"
