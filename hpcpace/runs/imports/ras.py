@@ -382,6 +382,10 @@ class _Communicator:
     notes: list[str] = field(default_factory=list)
 
 
+RAS_WORD = b"Communicators... ("
+"""In every report as text."""
+
+
 def is_ras_text(start: str) -> bool:
     """Return whether a text begins as a report of RAS does."""
     return "Job summary\n=====" in start or ("Communicators..." in start and "=====" in start)

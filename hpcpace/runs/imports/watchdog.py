@@ -19,6 +19,7 @@ from hpcpace.hang.views import Call, Channel, GroupView, Hang, HangKind, JobView
 from hpcpace.runs.imports.flight_recorder import MAX_RANKS
 from hpcpace.runs.imports.input_files import InputFile, json_bytes
 from hpcpace.runs.imports.log_facts import Label, Line, TimedOut
+from hpcpace.runs.imports.ras import RAS_WORD
 from hpcpace.runs.imports.torch_checks import IN_WORDS, START
 from hpcpace.runs.imports.watchdog_lines import BEHIND, REPORTS, WORDS, LineReader, goes_on
 from hpcpace.runs.imports.watchdog_ranks import (
@@ -94,6 +95,7 @@ def read_log(path: Path, progress: Callable[[int, int], None] = lambda *_: None)
     """
     found, reader, was_report = LogFile(path=path), LineReader(), False
     for piece in pieces(json_bytes(InputFile.at(path), progress)):
+        found.has_report = found.has_report or RAS_WORD in piece
         is_report = any(word in piece for word in REPORTS)
         words = WORDS + BEHIND if is_report or was_report else WORDS
         was_report = is_report

@@ -120,6 +120,7 @@ class LogFile:
         min_ranks: how many ranks the job has at least, by other files.
         num_nameless: messages of which it is not known whose they are.
         is_mixed: whether a rank reports less at a time than at the same time before, as ranks of several jobs do.
+        has_report: whether it holds a report of NCCL's RAS.
         stuck: ranks on which torch's watchdog itself stands still.
         ended: how ranks ended by exceptions in the last attempt, and after how many reports.
         num_repeated: messages of other ranks that Ray has left out.
@@ -135,6 +136,7 @@ class LogFile:
     min_ranks: int = 0
     num_nameless: int = 0
     is_mixed: bool = False
+    has_report: bool = False
     stuck: set[int] = field(default_factory=set)
     ended: dict[int, tuple[str, int]] = field(default_factory=dict)
     num_repeated: int = 0

@@ -398,7 +398,9 @@ def read_witnesses(
     found.logs += [log for log in of_both if not log.is_empty]
     if found.is_of_dumps_alone and ras is None and found.ignored and not by_kind.keys() - {Kind.LOG}:
         raise TraceError(
-            f"no Flight Recorder dump in {_few(found.ignored)}, and no report of NCCL RAS, no message of torch's"
+            found.problems[0]
+            if found.problems
+            else f"no Flight Recorder dump in {_few(found.ignored)}, and no report of NCCL RAS, no message of torch's"
             " watchdog or of gloo, and no stack of py-spy"
         )
     if found.is_of_dumps_alone or (ras is not None and len(found.ras) == 1 and not found.logs and not found.stacks):
@@ -446,6 +448,9 @@ def _read_logs(found: Witnesses, files: Sequence[Path], progress: Callable[[int,
             found.problems.append(str(error))
             continue
         before += path.stat().st_size
+        if log.has_report:
+            name = shortened(path.name)
+            found.problems.append(f"{name} has a report of NCCL RAS behind other text: save that in a file of its own")
         if log.all_ended() and log.is_empty:
             ends.append(log)
         elif log.is_empty:

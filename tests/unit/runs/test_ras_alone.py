@@ -264,3 +264,18 @@ def test_nodes_that_differ_and_several_communicators_of_all_ranks(tmp_path: Path
     again = judge(tmp_path / "ras.json", json.dumps(one))
     assert again.hang is not None
     assert again.hang.culprits == (2,)
+
+
+def test_a_report_far_behind_other_text_is_asked_for_in_a_file_of_its_own(tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match=r"job\.out has a report of NCCL RAS behind other text: save that in a file"):
+        judge(tmp_path / "job.out", "step 1 loss 2.3\n" * 9000 + text(mismatch(AR, ONE_BEHIND)))
+
+
+@pytest.mark.parametrize(
+    "front", ["2026-11-29T10:00:0{}.5+01:00 3: ", "[pod/train-worker-{}/pytorch] ", "[1,{}]<stdout>:"]
+)
+def test_a_report_is_read_behind_any_labels(tmp_path: Path, front: str) -> None:
+    lines = text(mismatch(AR, ONE_BEHIND)).split("\n")
+    content = "".join(f"\x1b[32m{front.format(number % 10)}{line}\x1b[0m\r\n" for number, line in enumerate(lines))
+    found = judge(tmp_path / "ras.txt", content.encode("utf-16"))
+    assert found.hang is not None and found.hang.culprits == (2,)
