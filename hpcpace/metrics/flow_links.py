@@ -158,7 +158,7 @@ def _slow(job: FlowJob, is_left: Bools) -> list[LinkFault]:
     return faults_of(job, rows, suspects, p_values)
 
 
-def _exceeds_core_wait(figures: FlowFigures, behind: Floats) -> Bools:
+def _exceeds_core_wait(figures: FlowFigures, behind: Floats, also_of_others: float = 0.0) -> Bools:
     """Return which connections are held up for longer than a want of cores explains, (num_flows,).
 
     Whoever waits for a core gives and takes its data late.
@@ -166,9 +166,10 @@ def _exceeds_core_wait(figures: FlowFigures, behind: Floats) -> Bools:
     Args:
         figures: the connections.
         behind: logarithm of the ratio of the usual rate to that of each, (num_flows,).
+        also_of_others: share of the time for which the connections with that rate may be held up as well.
     """
     held_share = figures.busy_s / figures.window_s * (1 - np.exp(-np.maximum(behind, 0.0)))
-    return np.asarray(held_share > figures.core_wait)
+    return np.asarray(held_share > figures.core_wait - also_of_others)
 
 
 def _with_queues(job: FlowJob, rows: Ints, suspects: Bools) -> Bools:
@@ -261,7 +262,8 @@ def _slow_uplinks(job: FlowJob, is_left: Bools) -> list[LinkFault]:
     behind = within - job.middle_log_rate
     p_values = p_above(figures, behind, error, np.log(job.limits.uplink_factor))
     rows = np.flatnonzero(crossing)
-    is_explained = ~_exceeds_core_wait(figures, behind)
+    # The same hosts wait for cores when they send within a leaf.
+    is_explained = ~_exceeds_core_wait(figures, behind, float(figures.core_wait[~crossing].min()))
     if p_values[rows].min() > job.limits.level or is_explained[rows].all():
         return []
     # What is above the leaves may be at fault as well, so no uplink is named alone: all explain all.

@@ -73,6 +73,14 @@ def test_of_two_leaves_names_both_uplinks_because_every_connection_between_them_
     assert named(found) == [(LinkCause.UPLINK, ("leaf1 uplink", "leaf2 uplink"))]
 
 
+def test_a_want_of_cores_that_hosts_have_within_a_leaf_too_does_not_explain_slow_uplinks():
+    job = SimulatedLinks(fault="slow", size=0.1, links=("leaf2 uplink",))
+    figures, crossing = figures_of(job), figures_of(job).is_crossing(simulate(job).topology)
+    for where, is_named in ((1.0, True), (np.where(crossing, 1.0, 0.0), False)):
+        found = named(locate(job, replace(figures, core_wait=where * np.ones(len(figures)))))
+        assert (found == [(LinkCause.UPLINK, ("leaf1 uplink", "leaf2 uplink"))]) is is_named
+
+
 def test_uplinks_that_give_half_of_what_hosts_give_are_a_design_and_no_fault():
     job = SimulatedLinks(uplink_bps=5e8)
     found = located(job)
