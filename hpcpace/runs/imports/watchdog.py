@@ -195,8 +195,9 @@ def _is_torn(group: _Group) -> str:
 
 def _with_ends(job: JobView, ended: Mapping[int, str], heard: Mapping[int, Attempt]) -> JobView:
     """Return a job with those ranks gone that ended and otherwise said nothing."""
+    words = {rank: f"{shortened(how)}, by the log" for rank, how in ended.items()}
     gone = {
-        rank: replace(view, is_recorded=True, is_complete=False, is_gone=True, end=shortened(ended[rank]))
+        rank: replace(view, is_recorded=True, is_complete=False, is_gone=True, end=words[rank])
         for rank, view in job.ranks.items()
         if rank in ended and not view.is_recorded and (rank not in heard or heard[rank].is_silent)
     }

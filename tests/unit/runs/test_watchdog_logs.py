@@ -403,7 +403,7 @@ def test_the_line_that_called_is_said(tmp_path: Path) -> None:
 def test_what_ended_a_rank_is_said_and_so_is_a_watchdog_that_stands_still(tmp_path: Path) -> None:
     found = judge(tmp_path, {"a.out": [*raised(2), *waiting([0, 1, 3])]})
     assert found.hang is not None
-    assert "rank 2, which ended (ValueError: no batch)" in describe(found.hang, found.job).headline
+    assert "rank 2, which ended (ValueError: no batch, by the log)" in describe(found.hang, found.job).headline
     found = judge(tmp_path, {"a.out": [*waiting([0, 1, 3]), STUCK.format(2)]})
     assert any("torch's watchdog itself stands still on rank 2" in line for _, line in found.told)
     found = judge(tmp_path, {"a.out": [STUCK.format(2)]})
