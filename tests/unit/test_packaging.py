@@ -12,6 +12,7 @@ from hpcpace import __version__
 
 ROOT = Path(__file__).parents[2]
 PACKAGING = ROOT / "packaging"
+SPACK = PACKAGING / "spack" / "spack_repo" / "hpcpace"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 # Names that differ from those at PyPI.
 CONDA = {"zlib-ng": "python-zlib-ng", "torch": "pytorch"}
@@ -37,7 +38,7 @@ def test_the_conda_recipe_has_the_dependencies() -> None:
 
 
 def test_the_spack_recipe_has_the_dependencies() -> None:
-    text = (PACKAGING / "spack" / "package.py").read_text()
+    text = (SPACK / "packages" / "py_hpcpace" / "package.py").read_text()
     base, train = text.partition("default_args")[2].split('when("+train")')
     for part, wanted in ((base, BASE), (train, TRAIN)):
         assert dict(re.findall(r'depends_on\("py-([\w-]+)@([\d.]+):[^"]*"\)', part)) == wanted
@@ -54,7 +55,7 @@ def test_the_easyconfig_has_the_dependencies() -> None:
 
 
 def test_all_recipes_are_of_this_version() -> None:
-    conda, spack = PACKAGING / "conda-forge" / "recipe.yaml", PACKAGING / "spack" / "package.py"
+    conda, spack = PACKAGING / "conda-forge" / "recipe.yaml", SPACK / "packages" / "py_hpcpace" / "package.py"
     (easyconfig,), (module,) = (PACKAGING / "easybuild").glob("*.eb"), (PACKAGING / "lmod" / "hpcpace").glob("*.lua")
     assert f'version: "{__version__}"' in conda.read_text()
     assert f'version("{__version__}", ' in spack.read_text()
