@@ -63,7 +63,7 @@ def row_of_csv(run: CsvRun) -> HistoryRow:
         "time of a sample" if run.is_per_sample else "",
     )
     return HistoryRow(
-        run=f"{run.run} (line {run.line})",
+        run=run.run if run.run == f"line {run.line}" else f"{run.run} (line {run.line})",
         begun_unix_ns=run.begun_unix_ns,
         job=run.job or "all",
         kind=", ".join(filter(None, parts)),

@@ -30,6 +30,14 @@ from hpcpace.runs.measured import Conditions, MeasuredRun, from_summary, is_to_c
 
 COLUMNS = ("date", "run", "step_time_s", "throughput", "nodes", "job", "ranks", "batch")
 _SPEEDS = ("step_time_s", "throughput")
+_ALSO = {
+    "run": ("name",),
+    "job": ("job_name",),
+    "nodes": ("num_nodes", "nnodes"),
+    "ranks": ("num_ranks", "world_size", "gpus", "num_gpus", "ngpus"),
+    "batch": ("global_batch", "global_batch_size", "samples_per_step"),
+}
+"""Further names of columns, as `hpcpace.load_many` and launchers have them; none that may be of one rank."""
 _MAX_BYTES = 1 << 26
 _MAX_TOLD = 3
 _MIN_VALUE, _MAX_VALUE = 1e-9, 1e15
@@ -117,25 +125,24 @@ def read_csv(path: Path, *, per: Per | None = None) -> list[CsvRun]:
 
 
 def _known_columns(path: Path, names: object, per: Per | None) -> tuple[list[str], Per | None]:
-    """Return the columns of a file, those that name a throughput of one GPU or node as `throughput`, and what it is of.
+    """Return the columns of a file by the names of `COLUMNS`, and what its throughput is of.
 
     Raises:
-        UsageError: the name of the column says something else than `per`.
+        UsageError: it has more than one throughput, or the name of its column says something else than `per`.
     """
     columns = [str(name) for name in names] if isinstance(names, list) else []
-    named = {name: found for name in columns if name not in COLUMNS and (found := per_of_column(name))}
-    if not named:
-        return columns, None
-    name, found = next(iter(named.items()))
-    if len(named) > 1 or "throughput" in columns:
-        raise UsageError(f"{path} has a column {printable(name)!r} besides another throughput: leave one of them out")
-    if per not in (None, found):
+    rates = {name: per_of_column(name) for name in columns if is_throughput(name)}
+    if len(rates) > 1:
+        raise UsageError(f"{path} has the columns {printable(', '.join(rates))}: leave one throughput")
+    name, named = next(iter(rates.items()), ("", None))
+    if named and per not in (None, named):
         raise UsageError(f"{path} has a column {printable(name)!r}, and --throughput says {per}: leave the option out")
-    return ["throughput" if column == name else column for column in columns], found
+    also = {name: "throughput"} | {other: known for known, others in _ALSO.items() for other in others}
+    return [also.get(column, also.get(column.lower(), column)) for column in columns], named
 
 
 def _check_columns(path: Path, columns: Sequence[str]) -> None:
-    known = f"known are {', '.join(COLUMNS)}, and a throughput of one GPU or node like samples/s/GPU"
+    known = f"known are {', '.join(COLUMNS)}, and a throughput like tokens_per_s or samples/s/GPU"
     if not set(_SPEEDS) & set(columns):
         told = "write one, like `nodes,throughput`, with commas between"
         raise UsageError(f"{path} has neither a column step_time_s nor throughput in its first line: {told}; {known}")
@@ -439,37 +446,34 @@ class Per(StrEnum):
     NODE = "node"
 
 
-_GPU = frozenset(("gpu", "gpus", "rank", "device", "card", "accelerator", "worker", "process", "gcd", "tpu", "npu"))
+_GPU = frozenset(("gpu", "rank", "device", "card", "accelerator", "worker", "process", "gcd", "tpu", "npu"))
 _NODE = frozenset(("node", "host", "server"))
-_RATE = frozenset(
+_SPEED = frozenset(("throughput", "tps", "ips"))
+_THING = frozenset(
     (
-        *(
-            "throughput",
-            "speed",
-            "rate",
-            "samples",
-            "sample",
-            "tokens",
-            "token",
-            "tok",
-            "toks",
-            "images",
-            "image",
-            "img",
-        ),
-        *("imgs", "sequences", "seqs", "seq", "sentences", "frames", "items", "examples", "records", "tps", "ips"),
+        *("sample", "token", "tok", "image", "img", "sequence", "seq", "sentence", "frame", "item", "example"),
+        *("record", "speed", "rate"),
     )
 )
-_TIME = frozenset(("s", "sec", "secs", "second", "seconds", "per", "in", "k"))
+_SECOND = frozenset(("s", "sec", "second"))
+_OTHER = frozenset(("per", "in", "k"))
+
+
+def _words(name: str) -> set[str]:
+    """Return the words of a name in lower case; those of more than three letters in the singular."""
+    words = re.findall(r"[a-z]+", re.sub(r"([a-z])([A-Z])", r"\1 \2", name).lower())
+    return {word.removesuffix("s") if len(word) > 3 and not word.endswith("ss") else word for word in words}
+
+
+def is_throughput(name: str) -> bool:
+    """Return whether the name of a column is that of a throughput: `tokens_per_s`, `samples/s/GPU`, `per_gpu`."""
+    words = _words(name)
+    if words - _GPU - _NODE - _SPEED - _THING - _SECOND - _OTHER:
+        return False
+    return bool(words & _SPEED or (words & _THING and words & _SECOND) or (words & (_GPU | _NODE) and "per" in words))
 
 
 def per_of_column(name: str) -> Per | None:
-    """Return what a column like `samples/s/GPU` or `throughput_per_gpu` is of; None if it is no throughput.
-
-    A name that says neither GPU nor node is no throughput that this can recognise, because it may be of either.
-    """
-    words = re.findall(r"[a-z]+", re.sub(r"([a-z])([A-Z])", r"\1 \2", name).lower())
-    found = {Per.GPU if word in _GPU else Per.NODE for word in words if word in _GPU | _NODE}
-    if len(found) != 1 or not set(words) <= _GPU | _NODE | _RATE | _TIME:
-        return None
-    return found.pop() if _RATE & set(words) or "per" in words else None
+    """Return what the throughput of a column is of by its name; None if that says neither GPU nor node, or both."""
+    found = {Per.GPU if word in _GPU else Per.NODE for word in _words(name) if word in _GPU | _NODE}
+    return found.pop() if len(found) == 1 else None

@@ -236,7 +236,8 @@ def run_sentence(run: MeasuredRun) -> str:
     steps = f" ({plural(run.num_steps, 'step')})" if run.num_steps else ""
     cv = f", CV {run.cv:.3f}" if run.cv is not None else ""
     mean = f", mean {format_duration(run.mean_ns)}" if run.num_steps else ""
-    return f"{run.path}: median step {format_duration(run.p50_ns)}{mean}{steps}{cv}{rate}"
+    what = "time of a sample" if run.is_per_sample else "median step"
+    return f"{run.path}: {what} {format_duration(run.p50_ns)}{mean}{steps}{cv}{rate}"
 
 
 def change_ms(change_ns: float) -> str:

@@ -347,7 +347,7 @@ def _kind(sizes: Sequence[Size]) -> tuple[Kind, str]:
     if len(sizes) < 2:
         return Kind.UNKNOWN, "there is one size only"
     if not all(batches):
-        return Kind.UNKNOWN, "the batches are not known"
+        return Kind.UNKNOWN, "the batches are not known; --scaling says which"
     each = [batch / size.num_units for batch, size in zip(batches, sizes, strict=True)]
     if is_same_batch(min(batches), max(batches)):
         return Kind.STRONG, f"the global batch is {batches[0]:g} at every size"

@@ -41,12 +41,23 @@ def test_a_throughput_of_one_gpu_or_node_is_known_by_the_name_of_its_column(tmp_
     assert found == dict.fromkeys(of_gpu, 160.0) | {"samples/s/node": 20.0}
 
 
+def test_columns_have_the_names_that_other_tools_give_them(tmp_path: Path) -> None:
+    rates = ["samples_per_s", "tokens/s", "imagesPerSecond", "Throughput (img/sec)", "tokens_per_second"]
+    texts = [f"name,job_name,{rate},num_nodes,world_size,samples_per_step\nr1,gpt,10,2,16,64\n" for rate in rates]
+    runs = [read_csv(_file(tmp_path, text))[0] for text in texts]
+    seen = [(run.run, run.job, run.throughput, run.num_nodes, run.num_ranks, run.batch) for run in runs]
+    assert seen == [("r1", "gpt", 10.0, 2, 16, 64.0)] * len(rates)
+    assert {run.is_rate_assumed for run in runs} == {True}
+
+
 def test_a_throughput_of_one_gpu_needs_the_ranks_and_has_no_other_beside_it(tmp_path: Path) -> None:
     for text, message in (
         ("run,samples/s/GPU,nodes\nr1,10,2\n", "column ranks is needed"),
-        ("run,samples/s/GPU,throughput,ranks\nr1,10,20,2\n", "besides another throughput"),
+        ("run,samples/s/GPU,throughput,ranks\nr1,10,20,2\n", "leave one throughput"),
         ("run,gpu memory,ranks\nr1,10,2\n", "neither a column"),
-        ("run,throughput,gpus\nr1,10,2\n", "has a column 'gpus'"),
+        ("run,samples,ranks\nr1,10,2\n", "neither a column"),
+        ("run,throughput,gpu memory\nr1,10,2\n", "has a column 'gpu memory'"),
+        ("run,throughput,gpus,ranks\nr1,10,2,2\n", "has a column twice"),
     ):
         with pytest.raises(UsageError, match=message):
             read_csv(_file(tmp_path, text))
