@@ -60,8 +60,8 @@ def locate_by_flows(
     if len(figures) < 2 or not job.is_compared:
         few = "fewer than two TCP connections between hosts carried enough to be compared"
         reason = few if len(figures) < 2 else "no two TCP connections of a kind pass different links"
-        passing = tuple(_passing(job))
-        return FlowFindings(faults=passing, is_compared=False, reason=reason, line_share=line_share, line_s=line_s)
+        found = _below_line(job, np.ones(len(figures), np.bool_)) or _passing(job)
+        return FlowFindings(faults=tuple(found), is_compared=False, reason=reason, line_share=line_share, line_s=line_s)
     faults: list[LinkFault] = []
     by_rate = (_slow, _passing_uplinks, _slow_uplinks)
     for search in (_beside_others, _latent, _below_line, _lossy, *by_rate, _stalled, _small):

@@ -135,6 +135,16 @@ def test_the_rate_of_the_line_is_known_though_two_hosts_have_no_links_to_compare
     assert found.line_s == pytest.approx(found.line_share * figures.busy_s.max(), rel=0.1)
 
 
+def test_of_two_hosts_the_one_with_the_lower_line_rate_is_named_where_it_is_full():
+    job = SimulatedLinks(num_hosts=2, num_leaves=1, fault="slow", size=0.3, links=("n2",))
+    run = simulate(job)
+    figures = flow_figures(run.flows, run.topology, **WINDOW)
+    nothing = np.full((len(run.topology.links), 2), np.nan)
+    line = np.array([1e9, 3e8])
+    (fault,) = locate_by_flows(figures, run.topology, foreign_bytes_per_s=nothing, line_rate_bps=line).faults
+    assert (fault.cause, fault.ids, fault.usual) == (LinkCause.SLOW, ("n2",), Usual.LINE)
+
+
 def test_a_link_that_is_slow_in_one_direction_is_told_by_the_acknowledgements_that_queue_in_front_of_it():
     job = SimulatedLinks(fault="slow", size=0.1, is_one_way=True)
     (fault,) = located(job).faults
