@@ -51,6 +51,7 @@ class Rule:
         why: what goes wrong where it finds something, and when it is how severe.
         cost: what a finding costs that does not say so itself.
         fix: what to do.
+        explains: whether a finding can make a rank slow or end it; only such ones stand beside culprits.
         check: the function that yields the findings.
     """
 
@@ -62,6 +63,7 @@ class Rule:
     why: str
     cost: str = ""
     fix: str
+    explains: bool = True
     check: Callable[..., Iterator[AuditFinding]]
 
     @property

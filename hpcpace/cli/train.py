@@ -331,7 +331,7 @@ def _run(
             config = config.updated(trace={"summary": False})
         num_ranks = _num_ranks(info, ranks)
         plan = plan_training(config.of(TrainConfig), num_ranks)
-        check_torch("hpcpace train", _MIN_TORCH)
+        check_torch("hpcpace train", _MIN_TORCH, "safetensors")
         if config.of(TrainConfig).compile:
             check_compiler(environ)
         if num_ranks > info.world_size:

@@ -31,6 +31,7 @@ _PMI_VARIABLES = (
 _MPI_LAUNCHER_VARIABLES = ("MPI_LOCALNRANKS", "OMPI_COMM_WORLD_SIZE")
 # What a rank starts inherits the variables that made it a rank; by this one it can tell that it is none.
 _RANK_PID = "HPCPACE_RANK_PID"
+_UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -201,8 +202,8 @@ def locate(info: RankInfo, host_keys: Sequence[str]) -> RankInfo:
 
 def _job_id(environ: Mapping[str, str]) -> str:
     run_id = environ.get("TORCHELASTIC_RUN_ID", "")
-    # torchrun calls a run without an id "none".
-    return environ.get("SLURM_JOB_ID") or ("" if run_id == "none" else run_id)
+    # torchrun calls a run without an id "none", and one on a single node (--standalone) by a random UUID.
+    return environ.get("SLURM_JOB_ID") or ("" if run_id == "none" or _UUID.fullmatch(run_id) else run_id)
 
 
 def _launched(environ: Mapping[str, str]) -> RankInfo:

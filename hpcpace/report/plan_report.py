@@ -119,7 +119,7 @@ def _change_words(change: Change) -> str:
 def _now(present: Present | None, unit: str) -> list[tuple[str, list[str]]]:
     if present is None:
         return []
-    speed = f"{format_count(present.samples_per_s)} {unit}/s as measured"
+    speed = f"{format_count(present.samples_per_s)} {unit}/s as measured, by the median step"
     return [("Now", [f"{_words(present.layout)}: {speed}"])]
 
 

@@ -339,7 +339,10 @@ class _Ages:
 
 @dataclass(frozen=True, kw_only=True)
 class _Role:
-    """What is usual among the ranks of one role: medians of own time and of each phase, the least time blocked."""
+    """What is usual among the ranks of one role: medians of own time and of each phase, the least time blocked.
+
+    Of two ranks the lower one is usual, so that the slow one is held against the other and not against both.
+    """
 
     num_ranks: int
     own_ns: float
@@ -364,9 +367,11 @@ def _role(details: Sequence[Detail]) -> _Role:
     names = {name for detail in details for name in detail.phases_ns}
     return _Role(
         num_ranks=len(details),
-        own_ns=statistics.median(detail.own_ns for detail in details),
+        own_ns=statistics.median_low(detail.own_ns for detail in details),
         least_blocked_ns=min(detail.blocked_ns for detail in details),
-        phases_ns={name: statistics.median(detail.phases_ns.get(name, 0.0) for detail in details) for name in names},
+        phases_ns={
+            name: statistics.median_low(detail.phases_ns.get(name, 0.0) for detail in details) for name in names
+        },
     )
 
 

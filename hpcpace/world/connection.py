@@ -342,19 +342,21 @@ def _launcher(info: RankInfo, environ: Mapping[str, str]) -> str:
     return f"srun --mpi={kind or 'none'}"
 
 
-def check_torch(command: str, least: tuple[int, int]) -> None:
-    """Raise unless this Python has a torch that is new enough; a torch without a known release passes.
+def check_torch(command: str, least: tuple[int, int], *others: str) -> None:
+    """Raise unless this Python has a torch that is new enough, and others; a torch without a known release passes.
 
     Args:
         command: what needs it, such as "hpcpace train".
         least: the first release that will do.
+        others: further packages that it needs, by name.
 
     Raises:
         WorldError: it has none, or an older one.
     """
     needed = f"{command} needs torch {least[0]}.{least[1]} or newer"
-    if find_spec("torch") is None:
-        raise WorldError(f"{needed}, and this Python has none: pip install 'hpcpace[train]'")
+    for package, need in (("torch", needed), *((other, f"{command} needs {other}") for other in others)):
+        if find_spec(package) is None:
+            raise WorldError(f"{need}, and this Python has none: pip install 'hpcpace[train]'")
     try:
         found = version("torch")
     except PackageNotFoundError:

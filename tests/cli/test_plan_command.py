@@ -114,7 +114,7 @@ def test_a_run_on_another_machine_has_an_interval_for_its_own_type_alone(hpcpace
 
 def test_says_what_the_run_has_now(hpcpace, traced: Path) -> None:
     _, out, _ = hpcpace("plan", traced)
-    assert "\nNow        dp=4, microbatch 16: 1.78k samples/s as measured\n" in out
+    assert "\nNow        dp=4, microbatch 16: 1.78k samples/s as measured, by the median step\n" in out
 
 
 def test_another_type_was_not_measured(hpcpace, traced: Path) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from experiments.synthetic_run import SyntheticRun
-from hpcpace.audit.facts import Snapshot
+from hpcpace.audit.facts import Snapshot, TimeSync
 from hpcpace.audit.snapshot import take_tree
 from hpcpace.audit.snapshot_files import save_snapshots
 from tests.machines.cases import small_node
@@ -64,6 +64,18 @@ def test_a_slow_rank_has_its_finding_and_the_fix_in_one_piece(report: Report, tm
     assert match["fix"] in section
     page = (run.path / "report.html").read_text()
     assert told in page and "Findings of the audit on the culprits" in page
+
+
+def test_what_makes_nobody_slow_stands_beside_no_culprit(report: Report, tmp_path: Path) -> None:
+    run = TWO_HOSTS.write(tmp_path / "run")
+    one, other = two_hosts(tmp_path)
+    wrong = TimeSync(is_synchronised=False, error_s=16.0, max_error_s=16.0, daemons=())
+    save_snapshots(run.attempt(0).snapshot_dir, [one, dataclasses.replace(other, time_sync=wrong)])
+    _, out, _ = report(run.path)
+    assert "S10" not in out
+    audit = json.loads((run.path / "summary.json").read_text())["audit"]
+    assert {match["rule"] for match in audit["matches"]} == {"N01"}
+    assert any(text.startswith("S10 on n2") for text in audit["found"])
 
 
 def test_what_holds_for_all_is_told_as_common_and_not_in_the_verdict(report: Report, tmp_path: Path) -> None:

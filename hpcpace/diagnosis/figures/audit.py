@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from hpcpace.audit.facts import RankFacts
 from hpcpace.audit.findings import AuditFinding, Severity, blocks, grouped, kind_of
 from hpcpace.audit.job import AuditedJob
-from hpcpace.audit.rulebook import run_rules
+from hpcpace.audit.rulebook import BY_ID, run_rules
 from hpcpace.audit.settings import AuditConfig
 from hpcpace.core.hostlist import short_list
 from hpcpace.core.text import printable
@@ -68,7 +68,11 @@ def _matches(
     by_host = {host.name: host.ranks for host in job.hosts}
     by_host[""] = tuple(rank for host in job.hosts for rank in host.ranks)
     world = {rank.rank for rank in by_host[""]}
-    bad = [(finding, _concerned(by_host, finding)) for finding in findings if finding.severity in _ORDER]
+    bad = [
+        (finding, _concerned(by_host, finding))
+        for finding in findings
+        if finding.severity in _ORDER and BY_ID[finding.rule].explains
+    ]
     having: dict[tuple[str, str], set[int]] = {}
     for finding, concerned in bad:
         having.setdefault(kind_of(finding), set()).update(concerned)

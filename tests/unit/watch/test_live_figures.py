@@ -62,6 +62,16 @@ def test_a_slow_rank_is_named_by_its_own_work_and_the_others_wait(run: LiveRun) 
     assert state.wait_share is not None and 0.05 < state.wait_share < 0.3
 
 
+def test_of_two_ranks_the_slow_one_is_held_against_the_other(tmp_path: Path) -> None:
+    run = LiveRun(tmp_path, ranks=2)
+    run.begin()
+    run.steps(30, own_s={0: 0.02, 1: 0.09})
+    run.flush()
+    fast, slow = run.look().ranks
+    assert slow.excess == pytest.approx(3.5) and fast.excess == 0.0
+    run.close()
+
+
 def test_equal_ranks_have_no_reason(run: LiveRun) -> None:
     state = run.look()
     assert [one.reason for one in state.ranks] == [""] * 4

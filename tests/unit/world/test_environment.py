@@ -95,6 +95,7 @@ def test_keeps_what_slurm_says_about_job_and_network():
         ({}, ""),
         (TORCHRUN, "run7"),
         (TORCHRUN | {"TORCHELASTIC_RUN_ID": "none"}, ""),
+        (TORCHRUN | {"TORCHELASTIC_RUN_ID": "98e83466-5d9b-4b62-9d3f-0a1b2c3d4e5f"}, ""),
         (TORCHRUN | {"SLURM_JOB_ID": "42"}, "42"),
     ],
 )

@@ -32,3 +32,9 @@ def test_no_torch_is_said_with_what_to_install(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(connection, "find_spec", lambda _: None)
     with pytest.raises(WorldError, match=r"has none: pip install 'hpcpace\[train\]'"):
         check_torch("hpcpace probe", (2, 4))
+
+
+def test_another_package_that_is_missing_is_said_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "find_spec", lambda name: None if name == "safetensors" else object())
+    with pytest.raises(WorldError, match=r"train needs safetensors, .* has none: pip install 'hpcpace\[train\]'"):
+        check_torch("hpcpace train", (2, 11), "safetensors")
