@@ -100,29 +100,37 @@ def main_verdict(verdict: Verdict) -> Verdict:
 
 
 def near_misses(
-    diagnosis: Diagnosis, panels: Panels, hotspots: Sequence[Hotspot], first_excess: float, thresholds: ThresholdValues
+    diagnosis: Diagnosis,
+    panels: Panels,
+    hotspots: Sequence[Hotspot],
+    first_excess: float,
+    apart: Mapping[str, float],
+    thresholds: ThresholdValues,
 ) -> tuple[str, ...]:
-    """Return what stands out but stays below its threshold; nothing if something is above one.
+    """Return what stands out but stays below its threshold, or is no fault; nothing if something is above one.
 
     Args:
         diagnosis: what was found.
         panels: the steps.
         hotspots: places that are slower than others.
         first_excess: mean excess of the ranks of the first of them over their roles.
+        apart: what takes which share of the step time besides training, by its name.
         thresholds: above which something is worth a remark.
     """
     if diagnosis.findings or diagnosis.obstacle is not None:
         return ()
-    found = []
+    found, least = [], thresholds.of(InputThresholds).notable_share
     if hotspots:
         first = hotspots[0]
         name = place_name(first.kind, first.id)
         reason = ", which may be waiting for a core" if diagnosis.cores is not None else ""
         found.append(f"{name} has {percent(first_excess)} more own work than others of its role{reason}")
     data = float(panels.data_ns.mean()) / panels.mean_time_ns
-    if data >= thresholds.of(InputThresholds).notable_share:
+    if data >= least:
         found.append(f"waiting for data takes {percent(data)}")
-    return (f"below the thresholds: {'; '.join(found)}",) if found else ()
+    below = (f"below the thresholds: {'; '.join(found)}",) if found else ()
+    shared = [f"{name} takes {percent(share)} of the step time" for name, share in apart.items() if share >= least]
+    return (*below, *(f"{words} (mean over ranks)" for words in shared))
 
 
 def remarks_of(causes: Causes | None, hosts: Mapping[int, str], thresholds: ThresholdValues) -> tuple[str, ...]:

@@ -78,6 +78,10 @@ def cause_figures(measured: Measured, panels: Panels, limits: PipelineThresholds
     )
 
 
+_WITHOUT = (Phase.GC, Phase.CHECKPOINT, Phase.EVAL)
+"""Phases without which steps are rebuilt: none of them is usual in a step."""
+
+
 def _gains(
     measured: Measured, panels: Panels, close_up: CloseUp, limits: PipelineThresholds
 ) -> tuple[tuple[GainRow, ...], float | None]:
@@ -94,8 +98,9 @@ def _gains(
     for stage, share in excess.items():
         gain = stages_gain(rebuilt, work, panels.work_ns - panels.gc_ns, panels.stage, {stage: share})
         gains.append((f"work of stage {stage}", gain))
-    if (collected := close_up.stretches(Phase.GC)) is not None:
-        gains.append(("phase gc", collected.gain(rebuilt)))
+    for phase in _WITHOUT:
+        if (stretches := close_up.stretches(phase)) is not None:
+            gains.append((f"phase {phase.name.lower()}", stretches.gain(rebuilt)))
     if work is not None:
         gains.append((_EVEN, even_gain(rebuilt, work)))
     rows = [GainRow(name=name, gain_share=gain.share.value, interval=gain.share.interval) for name, gain in gains]

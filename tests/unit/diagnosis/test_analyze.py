@@ -5,12 +5,22 @@ import json
 import pytest
 from cases import each_case
 
-from experiments.synthetic_run import BACKWARD_NS, DATA_NS, FORWARD_NS, MS, OPTIMIZER_NS, TRANSFER_NS, SyntheticRun
+from experiments.synthetic_run import (
+    BACKWARD_NS,
+    DATA_NS,
+    FORWARD_NS,
+    MS,
+    OPTIMIZER_NS,
+    TRANSFER_NS,
+    Extra,
+    SyntheticRun,
+)
 from hpcpace.core.errors import CannotTell
 from hpcpace.core.rundir import write_json
 from hpcpace.diagnosis.analyze import analyze_traces
 from hpcpace.diagnosis.measure import Selection
 from hpcpace.trace.attempt_reader import read_attempt
+from hpcpace.trace.schema import Phase
 
 STEP_NS = DATA_NS + FORWARD_NS + BACKWARD_NS + TRANSFER_NS + OPTIMIZER_NS
 CLOSE = {"rel": 1e-4}
@@ -33,6 +43,16 @@ def test_parts_of_a_clean_run_are_what_was_written(tmp_path):
         assert row.parts_ns["optimizer"] == pytest.approx(OPTIMIZER_NS, **CLOSE)
         assert sum(row.parts_ns.values()) == pytest.approx(row.step_ns)
     assert not any(row.excess.is_marked for row in summary.ranks)
+
+
+def test_checkpoints_of_all_ranks_are_no_fault_and_what_they_take_is_said(tmp_path):
+    extras = tuple(Extra(rank=rank, length_ns=600 * MS, phase=Phase.CHECKPOINT, every=10) for rank in range(4))
+    summary = summary_of(tmp_path, num_steps=80, noise=0.02, extras=extras)
+    gains = {gain.name: gain.gain_share for gain in summary.causes.gains}
+    share = 60 / (60 + STEP_NS / MS)
+    assert gains["phase checkpoint"] == pytest.approx(share, abs=0.04)
+    assert summary.verdict.mode == "healthy"
+    assert "checkpointing takes 59.7 % of the step time (mean over ranks)" in (*summary.verdict.why, *summary.verdict.also)
 
 
 def test_throughput_is_samples_over_wall_time(tmp_path):
