@@ -52,7 +52,8 @@ def test_checkpoints_of_all_ranks_are_no_fault_and_what_they_take_is_said(tmp_pa
     share = 60 / (60 + STEP_NS / MS)
     assert gains["phase checkpoint"] == pytest.approx(share, abs=0.04)
     assert summary.verdict.mode == "healthy"
-    assert "checkpointing takes 59.7 % of the step time (mean over ranks)" in (*summary.verdict.why, *summary.verdict.also)
+    said = (*summary.verdict.why, *summary.verdict.also)
+    assert "checkpointing takes 59.7 % of the step time (mean over ranks)" in said
 
 
 def test_throughput_is_samples_over_wall_time(tmp_path):
