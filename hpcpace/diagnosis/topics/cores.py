@@ -124,6 +124,7 @@ class CoreEvidence(Evidence):
         crowd = f"{ranks} of this job on {cpus} of {printable(self.hosts[0])}"
         crowd += f", to which {self.binding} narrowed them" if self.binding else ""
         fewer = self.unbound or _FEWER
+        other = "" if self.is_on_purpose else "; on purpose? hpcpace report --shared-cores looks for other causes"
         others = f"find what else runs on {where} (top, squeue -w), or ask for whole nodes (sbatch --exclusive)"
         if self.quota is not None:
             why = "; ".join([*self._facts(cpus), *quota_why(self.quota)])
@@ -134,7 +135,7 @@ class CoreEvidence(Evidence):
                 headline=f"ranks share cores: the hosts of a lab share those of one machine; {who} wait for a core for "
                 f"up to {percent(self.share)} of the time",
                 why="; ".join(self._facts("its CPUs")),
-                next="use fewer ranks in the lab, or a machine with more cores and less other work",
+                next=f"use fewer ranks in the lab, or a machine with more cores and less other work{other}",
             )
         holders, advice = {
             CoreCause.RANKS: (crowd, fewer),
@@ -148,7 +149,7 @@ class CoreEvidence(Evidence):
             headline=f"ranks share cores: {holders}; {subject} {verb} for a core for up to {percent(self.share)} of "
             "the time",
             why="; ".join(self._facts(cpus)),
-            next=advice,
+            next=advice + other,
         )
 
     def _words_of(self, place: CorePlace) -> FindingWords:
