@@ -54,6 +54,9 @@ class Command(click.Command):
             click.UsageError: with all mistakes in it.
         """
         given = list(args)
+        if not given and isinstance(self, click.Group) and self.no_args_is_help and not ctx.resilient_parsing:
+            click.echo(ctx.get_help())
+            ctx.exit(EXIT_USAGE)
         try:
             return super().parse_args(ctx, args)
         except click.UsageError as error:

@@ -38,12 +38,14 @@ def print_runs(console: Console, rows: Sequence[RunRow], folder: Path, *, is_ver
     }
     longest = max(len("run"), *(len(printable(_name(row, folder))) for row in rows))
     room = console.width - sum(widths.values()) - len(widths) - 1
+    if longest > room:  # names are to be copied, and default ones have the date
+        room += widths.pop("begun") + 1
     table.add_column("run", overflow="fold", width=min(longest, room))
     widths["verdict"] += max(0, min(room - longest, _MAX_WORD // 2))
     for name, width in widths.items():
         table.add_column(name, justify="right" if name in ("speed", "ranks") else "left", width=width)
     for row in rows:
-        table.add_row(
+        cells = (
             Text(printable(_name(row, folder))),
             Text(_state(row), style=_STYLES.get(row.state, "")),
             Text(printable(row.verdict), style="dim" if not row.headline else ""),
@@ -51,6 +53,7 @@ def print_runs(console: Console, rows: Sequence[RunRow], folder: Path, *, is_ver
             Text(str(row.num_ranks) if row.num_ranks else "-"),
             Text(_date(row.created_unix_ns)),
         )
+        table.add_row(*cells[: 1 + len(widths)])
     console.print(table)
     problems = (problem for row in rows for problem in row.problems)
     notes(console, problems, rest="--verbose", is_verbose=is_verbose)
