@@ -263,13 +263,13 @@ class LabPlan:
 
     @property
     def emulation(self) -> str:
-        """A sentence on how computation is emulated; empty if each claimed CPU is a core."""
+        """A sentence on why speeds of computation mean nothing; empty if each claimed CPU is a core."""
         cores = os.cpu_count() or 1
         if self.num_cpus <= cores:
             return ""
         return (
-            f"the hosts claim {self.num_cpus} CPUs and this machine has {cores}: ranks share cores, so computation is "
-            "emulated and its speed means nothing"
+            f"the hosts claim {self.num_cpus} CPUs and this machine has {cores}: ranks share cores, so the speed of "
+            "computation means nothing"
         )
 
     def hosts_see(self, folder: Path) -> bool:

@@ -75,8 +75,7 @@ def test_nothing_is_said_of_speed_where_each_claimed_cpu_is_a_core(monkeypatch, 
 def test_says_where_ranks_share_cores(monkeypatch):
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
     assert plan_of(hosts=3, cpus_per_host=4).emulation == (
-        "the hosts claim 12 CPUs and this machine has 2: ranks share cores, so computation is emulated and its speed "
-        "means nothing"
+        "the hosts claim 12 CPUs and this machine has 2: ranks share cores, so the speed of computation means nothing"
     )
 
 
