@@ -91,7 +91,7 @@ def command(
 ) -> None:
     """Write the data of RUN as FOLDER/TABLE.parquet or .csv: steps, phases, collectives with waits, network, hosts.
 
-    The tables have the steps and ranks that `hpcpace report` uses. `hpcpace help python` describes their columns. Needs
+    The tables have the steps and ranks that `hpcpace report` uses. `hpcpace help frames` describes their columns. Needs
     hpcpace[frames].
 
     Exit codes: 0 fine; 1 the run lacks something, such as ranks without a trace; 2 bad input; 3 there is no step.

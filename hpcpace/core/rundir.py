@@ -294,8 +294,7 @@ def open_run(path: str | os.PathLike[str]) -> RunDirectory:
     try:
         run = RunDirectory(Path(path), Folder.open(Path(path)))
     except OSError as error:
-        is_there = not isinstance(error, (FileNotFoundError, NotADirectoryError))
-        reason = f" ({error.strerror})" if is_there else ""
+        reason = "" if isinstance(error, FileNotFoundError) else f" ({error.strerror})"
         raise TraceError(f"no run directory at {path}{reason}: name the folder that holds attempt-0") from error
     run.last_attempt()
     return run

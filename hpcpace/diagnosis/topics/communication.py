@@ -72,6 +72,7 @@ class TransferEvidence(Evidence):
         share: steady transfer, that is, exposed transfer without bursts and blocked senders, as a share of the step.
         of_work: steady transfer as a share of own work and steady transfer.
         are_links_compared: whether the groups or the connections of the job can single out a slow link.
+        is_of_one_node: whether all ranks are on one node, so that there is no link between nodes.
         transfer: all exposed transfer as a share of the step; the rest beyond `share` and `bursts` is blocked senders.
         bursts: time of bursts as a share of the step.
         least: the threshold of `of_work`.
@@ -92,6 +93,7 @@ class TransferEvidence(Evidence):
     line_share: float | None = None
     is_line_full: bool = False
     on_line: float = 0.0
+    is_of_one_node: bool = False
 
     @property
     def variety(self) -> str:
@@ -103,8 +105,11 @@ class TransferEvidence(Evidence):
         one_slow = (
             "no link or burst explains it"
             if self.are_links_compared
+            else "all ranks are on one node"
+            if self.is_of_one_node
             else "the job's groups cannot single out a slow link"
         )
+        more_or = "or more overlap" if self.is_of_one_node else "more overlap, or faster links"
         parts = self._parts()
         more: tuple[str, ...] = ()
         if self.is_line_full and self.line_share is not None:
@@ -122,7 +127,7 @@ class TransferEvidence(Evidence):
         return FindingWords(
             headline=f"communication-bound: {kind} transfers take {said.lost}{whole}; {one_slow}",
             why=f"of own work and {kind} transfer, {percent(self.of_work)} is transfer{least}{parts}",
-            next="use larger batches per rank, fewer or smaller messages, more overlap, or faster links",
+            next=f"use larger batches per rank, fewer or smaller messages, {more_or}",
             more=more,
         )
 
@@ -191,6 +196,7 @@ def find(case: Case) -> list[DiagnosisFinding]:
             transfer=panels.transfer_share,
             bursts=burst_share,
             least=settings.communication_share,
+            is_of_one_node=len(np.unique(panels.node)) == 1,
         )
         found.append(
             DiagnosisFinding(evidence=transfers, loss_share=share, confidence=0.95, counted_part=limits.steady_part)
