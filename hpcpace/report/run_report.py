@@ -391,7 +391,8 @@ def _document(summary: Summary, run: str, *, most_parts: int) -> Document:
     warnings = [(label, _cut(sentence, _MAX_LETTERS // 3)) for label, sentence in warnings_of(summary, "")]
     return Document(
         heading="hpcpace report",
-        subject=shell_word(run),
+        # Behind a #, so that the line can still be pasted.
+        subject=shell_word(run) + (f"  # attempt {summary.attempt}" if summary.attempt else ""),
         title=verdict.headline,
         verdict=replace(
             verdict,

@@ -63,6 +63,13 @@ def test_the_cause_is_marked_where_the_named_rank_is_late(tmp_path: Path) -> Non
     assert "(cost 23.4 % to 26.1 %, confidence" in " ".join(" ".join(_card(replace(summary, verdict=verdict))).split())
 
 
+def test_a_later_attempt_says_which_it_is_behind_the_command(tmp_path: Path) -> None:
+    summary = sample_summary(tmp_path)
+    first, second = (_card(replace(summary, attempt=number)) for number in (0, 1))
+    assert not any("attempt" in line for line in first)
+    assert "hpcpace report runs/demo  # attempt 1" in second
+
+
 def test_parts_of_the_step_add_up(tmp_path: Path) -> None:
     lines = _card(sample_summary(tmp_path, slow={2: 1.4}))
     of_groups = [float(line.split("%")[0].split()[-1]) for line in lines if line.startswith(("├─", "└─"))]
