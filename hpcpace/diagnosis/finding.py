@@ -33,7 +33,7 @@ from hpcpace.metrics.resampling import Estimate, block_means, half_width
 from hpcpace.metrics.roles import DataVariation, StageComparison
 from hpcpace.metrics.special import stdtrit
 from hpcpace.metrics.stragglers import StragglerSearch
-from hpcpace.metrics.what_if import Change, Gain, IssuedNodes, Rebuilt
+from hpcpace.metrics.what_if import Change, Gain, IssuedNodes, Rebuilt, Replaced
 from hpcpace.trace.schema import Phase
 
 if TYPE_CHECKING:
@@ -230,6 +230,7 @@ class Case:
         findings: what topics have found so far.
         search: who is late again and again; None until stragglers were searched for.
         late: the change that puts lasting stragglers back in the rebuilt steps; None where there are none.
+        mended: what puts right there what other findings name.
         work_ns: own work, after that with the stragglers' put back, float64, (num_ranks, num_steps).
         rest: the panels, after that without the phases that make stragglers late.
     """
@@ -258,6 +259,7 @@ class Case:
     findings: list[DiagnosisFinding] = field(default_factory=list)
     search: StragglerSearch | None = None
     late: Change | None = None
+    mended: list[Replaced] = field(default_factory=list)
     work_ns: Floats = field(init=False)
     rest: Panels = field(init=False)
 

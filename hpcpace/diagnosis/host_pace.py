@@ -19,11 +19,13 @@ from hpcpace.metrics import Floats, Ints
 from hpcpace.metrics.host_waits import HostPaceThresholds
 from hpcpace.metrics.issue_leads import StepPace, step_pace
 from hpcpace.metrics.phases import CoveredTime
+from hpcpace.metrics.segments import DEVICE_ERROR_NS
 from hpcpace.trace.reader import RankTrace
 from hpcpace.trace.schema import Phase
 
 _ISSUING = (Phase.FORWARD, Phase.BACKWARD)
-_MARKED = (*_ISSUING, Phase.OPTIMIZER)
+_MARKED = (Phase.DATA, *_ISSUING, Phase.OPTIMIZER)
+_MAX_BEHIND = 2  # statistics: steps that a device may be behind its host for its marks to show what holds the host up
 _MAX_RANKS, _NUM_SAMPLES, _SAMPLED_STEPS = 32, 4, 4  # speed: ranks, and stretches of steps, whose hosts are looked at
 
 
@@ -91,9 +93,11 @@ def pace_of(
     return HostPace(row=np.array(used, np.int64), of=tuple(found))
 
 
-def _marks(trace: RankTrace, step: Ints) -> tuple[Ints, Ints, Ints]:
-    """Return when a host made its marks in steps that are alike, as `step_pace` takes them."""
-    steps, phases, issued = trace.tables["steps"], trace.tables["phases"], issued_operations(trace, step)
+def _marks(trace: RankTrace, step: Ints) -> tuple[Ints, Ints, CoveredTime, Ints]:
+    """Return when a host made its marks in steps that are alike, and so on, as `step_pace` takes them."""
+    # What holds a device may be of a step before those that its host is at.
+    around = np.unique(step[:, None] - np.arange(_MAX_BEHIND + 1))
+    steps, phases, issued = trace.tables["steps"], trace.tables["phases"], issued_operations(trace, around)
     blocking = phases.select(phases["phase"] == Phase.GRAD_SYNC)
     phases = phases.select(np.isin(phases["phase"], _MARKED))
     host = [issued.issue_ns, *(rows[name] for rows in (steps, phases) for name in (HOST_BEGIN_COLUMN, HOST_END_COLUMN))]
@@ -101,6 +105,7 @@ def _marks(trace: RankTrace, step: Ints) -> tuple[Ints, Ints, Ints]:
     host_ns, device_ns = np.concatenate(host), np.concatenate(device)
     order = np.lexsort((device_ns, host_ns))
     host_ns, device_ns = host_ns[order], device_ns[order]
+    arrived_ns = np.sort(device_ns)
     used = steps.select(np.isin(steps["step"], step))
     first = np.searchsorted(host_ns, used[HOST_BEGIN_COLUMN], side="left")
     count = np.searchsorted(host_ns, used[HOST_END_COLUMN], side="right") - first
@@ -109,4 +114,6 @@ def _marks(trace: RankTrace, step: Ints) -> tuple[Ints, Ints, Ints]:
     host_ns, device_ns = host_ns[at], np.maximum.accumulate(device_ns[at], axis=1)
     begin_ns = np.concatenate([issued.exit_ns - issued.blocked_ns, blocking["begin_ns"]])
     held = CoveredTime.of(begin_ns, np.concatenate([issued.exit_ns, blocking["end_ns"]]))
-    return host_ns, device_ns, held.until_ns(device_ns.ravel()).reshape(device_ns.shape)
+    last = np.searchsorted(arrived_ns, host_ns + DEVICE_ERROR_NS, side="right") - 1
+    since_ns = np.where(last >= 0, np.maximum(host_ns - arrived_ns[last], 0), np.iinfo(np.int64).max)
+    return host_ns, device_ns, held, since_ns

@@ -438,7 +438,7 @@ def diagnose(case: Case) -> Diagnosis:
         if topic.needs.value <= known.value:
             found = topic.find(case)  # may drop earlier findings
             case.findings = [*case.findings, *found]
-    findings = sorted((each for each in _joined(case.findings) if _costs(each)), key=_place)
+    findings = sorted((each for each in _joined(straggler.behind_others(case)) if _costs(each)), key=_place)
     if case.absent:
         findings = [finding for finding in findings if finding.evidence.needs_no_others]
     search = case.search

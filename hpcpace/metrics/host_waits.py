@@ -203,6 +203,9 @@ class HostPaceThresholds(Thresholds, topic="host"):
     """Share of the step by which a host must be ahead of its device all the time for its launch queue to be full."""
     held_pace_share: float = number(0.98, "share")
     """Share of the step that such a host must take to issue it: one that takes less is not held up."""
+    slower_part: float = number(0.1, "share")
+    """Part by which such a host must take longer than its device works where nothing holds that, to be slower than it:
+    a full launch queue holds it at the pace of its device."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -184,6 +184,7 @@ class StepPace:
 
     Attributes:
         least_ns: how long a step takes at least with this host, if nothing holds its device; 0 where not known.
+        possible_ns: that, if nothing held the host up but what held its device.
         issue_ns: how long the host takes to issue it, at most.
         sure_ns: how long the device surely works.
         most_ns: how long it works at most.
@@ -191,45 +192,77 @@ class StepPace:
     """
 
     least_ns: float
+    possible_ns: float
     issue_ns: float
     sure_ns: float
     most_ns: float
     waiting_ns: float
 
 
-def step_pace(host_ns: Ints, device_ns: Ints, held_ns: Ints, limits: HostPaceThresholds) -> StepPace:
+def step_pace(
+    host_ns: Ints, device_ns: Ints, held: CoveredTime, since_ns: Ints, limits: HostPaceThresholds
+) -> StepPace:
     """Return what a host and its device show of their pace.
 
     For the least time, steps of median pieces are repeated without what holds the device. The host takes as long as it
-    did, its device comes to no mark before the host has made it, and a host that had waited for its device does so
-    again. How long hosts take that may be held up by a full launch queue is not known: those that are far ahead and
-    take as long as the step.
+    did, without the time for which its full launch queue may have held it up; its device comes to no mark before the
+    host has made it, and a host that had waited for its device does so again.
+
+    A host that is far ahead and takes as long as the step may be held up: where an operation holds its device, until
+    that is over, and where it waits for what it had issued steps ago, from the mark before. It is as fast there as
+    elsewhere, relative to the work of its device, as far as the marks allow. One that is hardly slower elsewhere than
+    its device may be held up at that pace all the time: how fast it is by itself is not known.
 
     Args:
         host_ns: when the host made the marks of some steps that are alike, ascending, int64, (num_steps, num_marks).
         device_ns: when its device came to them, likewise.
-        held_ns: for how long operations had held it until then, likewise.
+        held: when operations held it.
+        since_ns: how long before each mark of the host its device had last come to one, int64, (num_steps, num_marks).
         limits: when a device has run dry, and a host may be held up.
     """
+    held_ns = held.until_ns(device_ns.ravel()).reshape(device_ns.shape)
     lead = np.maximum(device_ns - host_ns, 0)
     host, passed = np.diff(host_ns, axis=1), np.diff(device_ns, axis=1) - np.diff(held_ns, axis=1)
     work = np.maximum(passed - np.maximum(host - lead[:, :-1], 0), 0)
     issue, sure, most, left = (np.median(of, axis=0) for of in (host, work, passed, lead))
     has_waited = (left[1:] <= limits.lead_ns) & (left[:-1] > limits.lead_ns)
     whole_ns = float(np.median(device_ns[:, -1] - device_ns[:, 0]))
-    is_ahead, is_at_pace = (
-        left.min() > limits.held_lead_share * whole_ns,
-        issue.sum() > limits.held_pace_share * whole_ns,
-    )
+    is_ahead = left > limits.held_lead_share * whole_ns
+    is_at_pace = issue.sum() > limits.held_pace_share * whole_ns
+    held_up, waited = (np.median(of, axis=0) for of in _stuck_ns(host_ns, held, since_ns, limits))
+    is_stuck = is_at_pace & is_ahead[1:] & (np.maximum(held_up, waited) > limits.lead_ns)
+    shortest = np.where(is_stuck, np.maximum(issue - np.maximum(held_up, waited), 0), issue)
+    is_free = ~(is_stuck | has_waited)
+    usual = issue[is_free].sum() / max(float(sure[is_free].sum()), 1.0)
+    own = np.where(is_stuck, np.clip(usual * sure, shortest, issue), issue)
+    longest = np.where(is_stuck, np.maximum(issue - held_up, shortest), issue)
+    is_slower = shortest.sum() > (1 + limits.slower_part) * sure.sum()
+    is_known = not (is_ahead.all() and is_at_pace) or bool(has_waited.any()) or (is_stuck.any() and is_slower)
+    left_ns = np.where(has_waited, most, sure)
     return StepPace(
-        least_ns=0.0
-        if is_ahead and is_at_pace and not has_waited.any()
-        else _repeated_ns(issue, np.where(has_waited, most, sure), has_waited),
+        least_ns=_repeated_ns(own, left_ns, has_waited) if is_known else 0.0,
+        possible_ns=_repeated_ns(longest, left_ns, has_waited),
         issue_ns=float(issue.sum()),
         sure_ns=float(sure.sum()),
         most_ns=float(most.sum()),
         waiting_ns=float(issue[has_waited].sum()),
     )
+
+
+def _stuck_ns(host_ns: Ints, held: CoveredTime, since_ns: Ints, limits: HostPaceThresholds) -> tuple[Ints, Ints]:
+    """Return for how long holds of its device, and waits for it, may have held a host up before each of its marks.
+
+    Nothing leaves a full launch queue while an operation holds its device, so that the host makes no mark until that is
+    over. A host that waits for what it issued before goes on as its device comes to that.
+
+    Returns:
+        Both int64, (num_steps, num_marks - 1).
+    """
+    over = np.append(0, np.cumsum(held.end_ns - held.begin_ns))[np.searchsorted(held.end_ns, host_ns, side="right")]
+    passed = held.until_ns(host_ns.ravel()).reshape(host_ns.shape)
+    host = np.diff(host_ns, axis=1)
+    follows = since_ns[:, 1:] <= np.minimum(np.maximum(limits.lead_ns, limits.lead_share * host), host)
+    return np.maximum(over[:, 1:] - passed[:, :-1], 0), np.where(follows, host, 0)
 
 
 def _repeated_ns(issue_ns: Floats, work_ns: Floats, has_waited: Bools) -> float:

@@ -16,6 +16,7 @@ using Int = std::int64_t;
 using Byte = std::uint8_t;
 
 constexpr Int NEVER_NS = std::numeric_limits<Int>::min();
+constexpr Int NUM_KINDS = 256;
 constexpr int OK = 0, OUT_OF_MEMORY = 1;
 
 template <typename Work>
@@ -392,10 +393,10 @@ int medians_of_groups(Int num_groups, const Int* bounds, double* values, double*
 // What nodes take, (num_nodes, num_steps), and the longest paths to them: value = largest value of the predecessors +
 // weight. A node of which `where` is not -1 has its weights in that row of `replaced`. `targets` are in an order in which
 // predecessors go before; those of each are `sources[firsts[at]]` to `sources[firsts[at + 1]]`. Of `values` and
-// `last`, (num_steps,), the largest value among `ends`, each may be null.
+// `ended`, (num_ends, num_steps), the values of `ends`, each may be null.
 int replay(
     Int num_nodes, Int num_steps, const double* weight, const Int* where, const double* replaced, Int num_targets,
-    const Int* targets, const Int* firsts, const Int* sources, Int num_ends, const Int* ends, double* values, double* last
+    const Int* targets, const Int* firsts, const Int* sources, Int num_ends, const Int* ends, double* values, double* ended
 ) {
     return guarded([&] {
         constexpr Int WIDTH = 16;  // steps at once, so that all their values stay in the cache
@@ -420,12 +421,9 @@ int replay(
             if (values)
                 for (Int node = 0; node < num_nodes; ++node)
                     std::copy_n(value.data() + node * WIDTH, width, values + node * num_steps + first);
-            if (last)
-                for (Int step = 0; step < width; ++step) {
-                    double latest = value[ends[0] * WIDTH + step];
-                    for (Int at = 1; at < num_ends; ++at) latest = std::max(latest, value[ends[at] * WIDTH + step]);
-                    last[first + step] = latest;
-                }
+            if (ended)
+                for (Int at = 0; at < num_ends; ++at)
+                    std::copy_n(value.data() + ends[at] * WIDTH, width, ended + at * num_steps + first);
         }
     });
 }
@@ -718,11 +716,12 @@ void wait_begins(
 int waits(
     Int num_slices, const Int* bounds, Int num_groups, Int num_instances, const Byte* op, const Int* rank,
     const Int* peer, const Int* group, const Int* instance, const Int* enter, const Int* exit, const Byte* exit_kind,
-    const Byte* is_matched, const Byte* roles, Int send, Int observed, Int failed, Int* wait_ns, Int* transfer_ns,
-    Int* negative_ns, Byte* may_contradict
+    const Byte* is_matched, const Byte* roles, Int send, Int observed, Int failed, double overtaking_share,
+    Int* wait_ns, Int* transfer_ns, Int* negative_ns, Byte* may_contradict
 ) {
     return guarded([&] {
-        std::vector<Int> last_ns(num_instances, NEVER_NS), order, previous(num_groups + 1), since(num_groups + 1, -1);
+        std::vector<Int> last_ns(num_instances, NEVER_NS), order, of_kinds, latest(num_groups + 1), kinds(num_groups + 1);
+        std::vector<Int> previous(num_groups + 1), since(num_groups + 1, -1), pairs(num_groups + 1), overtaking(num_groups + 1);
         const auto role_of = [&](Int row) { return roles[2 * op[row] + (rank[row] == peer[row])]; };
         std::vector<Byte> has_failed(num_instances, 0);
         for (Int row = 0; row < bounds[num_slices]; ++row) {
@@ -738,11 +737,30 @@ int waits(
             }
             if (!is_ascending)
                 std::stable_sort(order.begin(), order.end(), [&](Int left, Int right) { return enter[left] < enter[right]; });
+            // Where kinds of operations overtake each other, each has a queue of its own in `of_kinds`.
+            of_kinds.clear();
             for (const Int row : order) {
-                const Int number = instance[row], queue = group[row] + 1, last = last_ns[number];
-                const Int before = since[queue] == slice ? previous[queue] : NEVER_NS;
-                since[queue] = slice;
-                previous[queue] = exit[row];
+                const Int of = group[row] + 1;
+                if (since[of] != slice) {
+                    since[of] = slice;
+                    pairs[of] = overtaking[of] = 0;
+                    previous[of] = NEVER_NS;
+                    kinds[of] = -1;
+                } else if (op[latest[of]] != op[row]) {
+                    ++pairs[of];
+                    overtaking[of] += exit[row] < exit[latest[of]];
+                }
+                latest[of] = row;
+            }
+            for (const Int row : order) {
+                const Int number = instance[row], of = group[row] + 1, last = last_ns[number];
+                if (kinds[of] < 0 && overtaking[of] > overtaking_share * pairs[of]) {
+                    kinds[of] = of_kinds.size();
+                    of_kinds.resize(of_kinds.size() + NUM_KINDS, NEVER_NS);
+                }
+                Int& queue = kinds[of] < 0 ? previous[of] : of_kinds[kinds[of] + op[row]];
+                const Int before = queue;
+                queue = exit[row];
                 const Byte role = role_of(row);
                 const bool depends = is_matched[row] && (role & 16);
                 Int release = depends ? last : NEVER_NS;

@@ -66,7 +66,7 @@ _ARGUMENTS: dict[str, tuple[Any, ...]] = {
     ),
     "waits": (
         *(_INT, _Ints, _INT, _INT, _Bytes, _Ints, _Ints, _Ints, _Ints, _Ints, _Ints, _Bytes, _Bytes, _Bytes),
-        *(_INT, _INT, _INT, _OUT_INTS, _OUT_INTS, _OUT_INTS, _OUT_BYTES),
+        *(_INT, _INT, _INT, _FLOAT, _OUT_INTS, _OUT_INTS, _OUT_INTS, _OUT_BYTES),
     ),
     "wait_begins": (_INT, _INT, _Ints, _Ints, _Ints, _Ints, _OUT_INTS),
     "parts_of_steps": (

@@ -110,10 +110,10 @@ class PassWork:
         )
 
 
-def stages_gain(
+def even_stages(
     rebuilt: Rebuilt, work: PassWork | None, work_ns: Floats, stage: Ints, excess: Mapping[int, float]
-) -> Gain:
-    """Return what it would bring if pipeline stages had no more work than the others, all at once.
+) -> tuple[Change, Replaced]:
+    """Return what nodes take if pipeline stages have no more work than the others, all at once.
 
     The excess leaves the passes that hold it, or all work of the step alike where these are not known.
 
@@ -129,7 +129,7 @@ def stages_gain(
         removed_ns[stage == of] = work_ns[stage == of].mean(axis=1) * share / (1 + share)
     change = Change(kind="stage", id=min(excess), removed_ns=removed_ns[:, None])
     replaced = work.without_excess(removed_ns, stage) if work is not None else None
-    return rebuilt.gain(change) if replaced is None else rebuilt.gain_of(change, replaced)
+    return change, rebuilt.replaced(change) if replaced is None else replaced
 
 
 def stretches_gain(rebuilt: Rebuilt, stretches: Sequence[Passes], spent_ns: Sequence[Ints]) -> Gain:

@@ -39,7 +39,7 @@ from hpcpace.metrics.matching import Matching
 from hpcpace.metrics.operations import MESSAGES, Operations, depends_on_others, is_one_of, releases_others
 from hpcpace.metrics.segments import DEVICE_ERROR_NS, LocalWork, left_early_ns
 from hpcpace.metrics.steps import StepPanel
-from hpcpace.metrics.waits import NO_BLOCKS, Blocks, Waits, blocks_of
+from hpcpace.metrics.waits import NO_BLOCKS, OVERTAKING_SHARE, Blocks, Waits, blocks_of, following
 from hpcpace.metrics.what_if import GATE, START, TRANSFER, WAIT, WORK, StepGraph
 from hpcpace.trace.schema import RESOLUTION_NS, ExitKind, Op
 
@@ -151,7 +151,6 @@ def _first_slots(matching: Matching, table: Ints) -> Ints:
 
 _NONE = -1
 _MAX_PLACES = 8  # speed: ranks, and steps of each, that show where a wait comes: all have it at the same place
-_OVERTAKING_SHARE = 0.05  # statistics: of pairs of messages; less may be errors of single times
 _ROUNDING_NS = RESOLUTION_NS["collectives"]["enter_ns"]
 _SEEN_NS = 2_048  # format: a shorter wait may be rounding alone
 
@@ -698,29 +697,35 @@ def _starts(steps: StepPanel, column: Ints, released: Ints) -> Ints:
 
 
 def _queue(operations: Operations, table: Ints, rank: Ints, time: Floats) -> Ints:
-    """Return pairs of slots of one rank and group that follow each other, int64, (2, num_pairs).
+    """Return pairs of slots of one rank and queue that follow each other, int64, (2, num_pairs).
+
+    The operations of a group share a queue, but collectives of kinds that overtake each other, as those that FSDP
+    issues from streams of its own, have one for each kind.
 
     A message that ends before the one in front of it, in some step, does not wait for it: they are in different queues.
     So are all of their kind where that is not rare: behind a message over a slow link it may never be seen. Those to
     different peers, if these are apart, have a queue for each peer.
     """
     first_rows = table[:, 0]
-    op, group = operations.op[first_rows], operations.group[first_rows]
-    is_message, exit_ns = is_one_of(op, MESSAGES), operations.exit_ns[table]
+    op, group = operations.op[first_rows].astype(np.int64), operations.group[first_rows]
+    is_message, exit_ns = is_one_of(op.astype(np.uint8), MESSAGES), operations.exit_ns[table]
     peer = np.where(is_message, operations.peer[first_rows], _NONE)
-    first = second = np.zeros(0, np.int64)
-    for queue in (np.zeros(len(peer), np.int64), peer):
-        order = np.lexsort((time, queue, group, rank))
-        names = np.stack([rank, group, queue])[:, order]
-        is_same = (names[:, 1:] == names[:, :-1]).all(axis=0)
-        first, second = order[:-1][is_same], order[1:][is_same]
+    nothing = np.full(len(op), _NONE)
+    first, second = following(time, is_message, group, rank)
+    differs = ~is_message[second] & (op[first] != op[second])
+    overtakes = (exit_ns[second] < exit_ns[first])[differs].mean(axis=1)
+    names, member = numbered(group)
+    share, number = (np.bincount(member[second][differs], of, len(names)) for of in (overtakes, None))
+    kind = np.where(~is_message & (share > OVERTAKING_SHARE * number)[member], op, _NONE)
+    for queue in (nothing, peer):
+        first, second = following(time, kind, queue, group, rank)
         overtakes = is_message[second, None] & (exit_ns[second] < exit_ns[first])
         others = peer[first] != peer[second]
-        if not others.any() or overtakes[others].mean() < _OVERTAKING_SHARE:
+        if not others.any() or overtakes[others].mean() < OVERTAKING_SHARE:
             break
-    kind = numbered(op[first].astype(np.int64) * (int(op.max(initial=0)) + 1) + op[second])[1]
-    share, number = (np.bincount(kind, weights=of) for of in (overtakes.mean(axis=1), None))
-    is_apart = overtakes.any(axis=1) | (is_message[second] & (share >= _OVERTAKING_SHARE * number)[kind])
+    pair = numbered(op[first] * (int(op.max(initial=0)) + 1) + op[second])[1]
+    share, number = (np.bincount(pair, weights=of) for of in (overtakes.mean(axis=1), None))
+    is_apart = overtakes.any(axis=1) | (is_message[second] & (share >= OVERTAKING_SHARE * number)[pair])
     return np.stack([first[~is_apart], second[~is_apart]])
 
 

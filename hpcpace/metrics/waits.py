@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hpcpace.core.pool import map_threads, run_threads
 from hpcpace.core.records import dataclass
@@ -36,6 +37,7 @@ from hpcpace.metrics.steps import StepPanel
 from hpcpace.trace.schema import ExitKind, Op
 
 _NEVER_NS = np.iinfo(np.int64).min
+OVERTAKING_SHARE = 0.05  # statistics: of pairs that follow each other in a queue; less may be errors of single times
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,7 +177,7 @@ class Waits:
 
     Attributes:
         wait_ns: time until the last partner that the rank depends on arrived, int64, (num_operations,).
-        transfer_ns: time after that, and after the rank's previous operation in the group, int64, (num_operations,).
+        transfer_ns: time after that, and after the rank's previous operation in its queue, int64, (num_operations,).
         negative_ns: for synchronising operations, by how much the exit comes before the last enter, a clock error; 0
             elsewhere, int64, (num_operations,).
         may_contradict: whether some rank other than the sender of a message left an operation before another had
@@ -195,7 +197,7 @@ def waits(operations: Operations, matching: Matching) -> Waits:
     all members of an NxN operation, the root of a broadcast, the others of a reduce (for its root only), the partner of
     a message. A sender waits only if its completion was observed and shows a rendezvous: no earlier than the receiver's
     enter. If only a wait showed its end (gloo), nothing is known about when the message left.
-    transfer = exit - max(enter, release, exit of the rank's previous operation in the group).
+    transfer = exit - max(enter, release, exit of the rank's previous operation in its queue).
     Of an operation that ended with an error on some member, all the time is wait.
     """
     kernels = library()
@@ -235,7 +237,7 @@ def _waits_compiled(kernels: Any, operations: Operations, matching: Matching) ->
             *(len(bounds) - 1, bounds, len(operations.groups), len(may_contradict), operations.op, operations.rank),
             *(operations.peer, operations.group, matching.instance, operations.enter_ns, operations.exit_ns),
             *(operations.exit_kind, bytes_of(matching.is_matched), operation_roles(), Op.SEND, ExitKind.COMPLETION),
-            *(ExitKind.FAILED, wait_ns, transfer_ns, negative_ns, may_contradict),
+            *(ExitKind.FAILED, OVERTAKING_SHARE, wait_ns, transfer_ns, negative_ns, may_contradict),
         )
     )
     return Waits(
@@ -279,11 +281,28 @@ def _waits_of(
 
 
 def _previous_exit(operations: Operations, rows: slice) -> Ints:
-    """Return when the previous operation of the same rank and group ended: one group's operations share a queue."""
-    enter, exit_ = operations.enter_ns[rows], operations.exit_ns[rows]
-    queues = (operations.group[rows], operations.rank[rows])
-    order = np.lexsort((enter, *queues))
-    follows = np.logical_and.reduce([np.diff(queue[order]) == 0 for queue in queues])
+    """Return when the previous operation of the same rank and queue ended.
+
+    One group's operations share a queue. Where those of one kind often end before another one that was entered earlier,
+    as those that FSDP issues from streams of its own, each kind has a queue.
+    """
+    enter, exit_, op = operations.enter_ns[rows], operations.exit_ns[rows], operations.op[rows].astype(np.int64)
+    group, rank = operations.group[rows], operations.rank[rows]
+    before, after = following(enter, group, rank)
+    differs = op[before] != op[after]
+    before, after = before[differs], after[differs]
+    member = np.unique(np.stack([rank, group]), axis=1, return_inverse=True)[1].ravel()
+    num_pairs = np.bincount(member[after], minlength=int(member.max(initial=0)) + 1)
+    overtaking = np.bincount(member[after], weights=exit_[after] < exit_[before], minlength=len(num_pairs))
+    is_apart = overtaking > OVERTAKING_SHARE * num_pairs
+    before, after = following(enter, np.where(is_apart[member], op, -1), group, rank)
     previous = np.full(len(enter), _NEVER_NS)
-    previous[order[1:][follows]] = exit_[order[:-1][follows]]
+    previous[after] = exit_[before]
     return previous
+
+
+def following(enter_ns: NDArray[Any], *queues: NDArray[Any]) -> tuple[Ints, Ints]:
+    """Return pairs of rows that follow each other in one queue, by when they enter, twice int64, (num_pairs,)."""
+    order = np.lexsort((enter_ns, *queues))
+    follows = np.logical_and.reduce([np.diff(queue[order]) == 0 for queue in queues])
+    return order[:-1][follows], order[1:][follows]

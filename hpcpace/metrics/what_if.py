@@ -162,47 +162,49 @@ def replayed_ns(graph: StepGraph, replaced: Replaced | None = None) -> Floats:
         graph: the steps.
         replaced: what is otherwise than measured.
     """
-    kernels = library()
-    if kernels is not None:
-        last_ns = np.empty(graph.weight_ns.shape[1])
-        _replay_compiled(kernels, graph, graph.weight_ns, replaced, last_ns=last_ns)
-        return _after_starts(graph, last_ns)
-    weight_ns = graph.weight_ns
-    if replaced is not None:
-        weight_ns = weight_ns.copy()
-        weight_ns[replaced.nodes] = replaced.weight_ns
-    return rebuilt_ns(graph, replay(graph, weight_ns))
+    starts_ns = graph.weight_ns[graph.kind == START]
+    return np.asarray(_ends_ns(graph, replaced).max(axis=0) - starts_ns.max(axis=0), np.float64)
 
 
 def settled_ns(graph: StepGraph, replaced: Replaced | None = None) -> Floats:
     """Return what `replayed_ns` does, with each rank starting a step when it ends the one before in the replay.
 
-    Who starts how much later than others may be due to what is replaced, such as a stage behind a slow link.
+    Who starts how much later than others may be due to what is replaced, such as a slow stage of a pipeline.
     """
     starts, follows = np.flatnonzero(graph.kind == START), np.flatnonzero(np.diff(graph.step) == 1) + 1
     starts = starts[np.argsort(graph.rank[starts])]
-    weight_ns = graph.weight_ns.copy()
-    if replaced is not None:
-        weight_ns[replaced.nodes] = replaced.weight_ns
-    value_ns = replay(graph, weight_ns)
+    starts_ns, nothing = graph.weight_ns[starts], Replaced(nodes=starts[:0], weight_ns=graph.weight_ns[:0])
+    other = nothing if replaced is None else replaced
+    least_ns = _SETTLED_SHARE * float(graph.measured_ns.mean()) if len(graph.measured_ns) else 0.0
     for _ in range(_MAX_SETTLING):
-        ends_ns = value_ns[graph.end][:, follows - 1]
-        starts_ns = ends_ns - ends_ns.min(axis=0)
-        if np.array_equal(starts_ns, weight_ns[np.ix_(starts, follows)]):
+        both = np.concatenate([other.nodes, starts]), np.concatenate([other.weight_ns, starts_ns])
+        ends_ns = _ends_ns(graph, Replaced(nodes=both[0], weight_ns=both[1]))
+        after_ns = ends_ns[:, follows - 1] - ends_ns[:, follows - 1].min(axis=0)
+        if np.abs(after_ns - starts_ns[:, follows]).max(initial=0.0) <= least_ns:
             break
-        weight_ns[np.ix_(starts, follows)] = starts_ns
-        value_ns = replay(graph, weight_ns)
-    return np.asarray(value_ns[graph.end].max(axis=0) - weight_ns[starts].max(axis=0), np.float64)
+        # Of steps that follow none, starts move as those of others do.
+        starts_ns = starts_ns + np.median(after_ns - starts_ns[:, follows], axis=1, keepdims=True)
+        starts_ns[:, follows] = after_ns
+    return np.asarray(ends_ns.max(axis=0) - both[1][-len(starts) :].max(axis=0), np.float64)
 
 
 def rebuilt_ns(graph: StepGraph, value_ns: Floats) -> Floats:
     """Return the step times of a replay, from the last start to the last end, float64, (num_steps,)."""
-    return _after_starts(graph, value_ns[graph.end].max(axis=0))
+    return np.asarray(value_ns[graph.end].max(axis=0) - graph.weight_ns[graph.kind == START].max(axis=0), np.float64)
 
 
-def _after_starts(graph: StepGraph, last_ns: Floats) -> Floats:
-    starts = graph.weight_ns[graph.kind == START]
-    return np.asarray(last_ns - starts.max(axis=0), np.float64)
+def _ends_ns(graph: StepGraph, replaced: Replaced | None = None) -> Floats:
+    """Return when each rank ends each step of a replay, float64, (num_ranks, num_steps)."""
+    kernels = library()
+    if kernels is not None:
+        ends_ns = np.empty((len(graph.end), graph.weight_ns.shape[1]))
+        _replay_compiled(kernels, graph, graph.weight_ns, replaced, ends_ns=ends_ns)
+        return ends_ns
+    weight_ns = graph.weight_ns
+    if replaced is not None:
+        weight_ns = weight_ns.copy()
+        weight_ns[replaced.nodes] = replaced.weight_ns
+    return np.asarray(replay(graph, weight_ns)[graph.end])
 
 
 def _replay_compiled(
@@ -212,25 +214,26 @@ def _replay_compiled(
     replaced: Replaced | None = None,
     *,
     values: Floats | None = None,
-    last_ns: Floats | None = None,
+    ends_ns: Floats | None = None,
 ) -> None:
-    """Replay steps into `values`, as `replay` returns them, and the largest of the ranks' last nodes into `last_ns`."""
+    """Replay steps into `values`, as `replay` returns them, and those of the ranks' last nodes into `ends_ns`."""
     where, rows = np.full(len(weight_ns), -1), np.zeros((0, 0))
     if replaced is not None:
         where[replaced.nodes] = np.arange(len(replaced.nodes))
-        rows = replaced.weight_ns
+        rows = np.ascontiguousarray(replaced.weight_ns)
     targets, firsts = graph.targets
     checked(
         kernels.replay(
             *(*weight_ns.shape, weight_ns, where, rows, len(targets), targets, firsts),
             *(graph.source, len(graph.end), graph.end),
-            *(None if values is None else values.ctypes.data, None if last_ns is None else last_ns.ctypes.data),
+            *(None if values is None else values.ctypes.data, None if ends_ns is None else ends_ns.ctypes.data),
         )
     )
 
 
 _LONG = 0.9  # statistics: the share of transfers that the longest ones exceed
 _MAX_SETTLING = 5  # speed: replays until starts of steps agree with the ends before; they differ less with each
+_SETTLED_SHARE = 1e-4  # speed: of a step, by which starts may differ from these
 _NAME_BITS = 40  # statistics: of random numbers, of which no two sums are equal by chance
 _MAX_BLOCKS = 20  # statistics: blocks of steps, from which intervals come
 _MIN_HALVED, _NUM_HALVES = 16, 16  # statistics: steps from which halves of them show a bias, and how many
@@ -359,15 +362,30 @@ class Rebuilt:
         wrong = np.abs(self.base_ns - measured_ns)[valid] / measured_ns[valid]
         return float(np.hypot(np.median(wrong), self.graph.placing_ns / self.measured_ns))
 
-    def gain(self, change: Change) -> Gain:
-        """Return what a change would bring; this replays all steps once."""
-        return self.gain_of(change, _replaced(self, change))
+    @cached_property
+    def settled_ns(self) -> Floats:
+        """The step times that changed ones are held against, as of `settled_ns`, float64, (num_steps,)."""
+        return settled_ns(self.graph)
 
-    def gain_settled(self, change: Change) -> Gain:
-        """Return what a change would bring once each rank starts its steps when it then ends those before."""
-        gain_ns = settled_ns(self.graph) - settled_ns(self.graph, _replaced(self, change))
-        follows = np.flatnonzero(np.diff(self.graph.step) == 1) + 1
-        return self._gain(change, gain_ns[follows] if len(follows) else gain_ns)
+    def gain(self, change: Change, without: Replaced | None = None) -> Gain:
+        """Return what a change would bring; this replays all steps a few times.
+
+        Args:
+            change: the change.
+            without: what is otherwise than measured before it.
+        """
+        if without is None:
+            return self.gain_of(change, _replaced(self, change))
+        both = self.replaced(without, change)
+        return self._gain(change, settled_ns(self.graph, without) - settled_ns(self.graph, both))
+
+    def replaced(self, *changes: Change | Replaced) -> Replaced:
+        """Return what nodes take with some changes, all at once."""
+        found = [each if isinstance(each, Replaced) else _replaced(self, each) for each in changes]
+        weight_ns, nodes = self.graph.weight_ns.copy(), np.unique(np.concatenate([each.nodes for each in found]))
+        for each in found:
+            weight_ns[each.nodes] += each.weight_ns - self.graph.weight_ns[each.nodes]
+        return Replaced(nodes=nodes, weight_ns=np.maximum(weight_ns[nodes], 0.0))
 
     def gain_beside_hosts(self, change: Change, issued: IssuedNodes) -> Gain:
         """Return what a change would bring at least if no operation comes before its host has issued it.
@@ -389,7 +407,7 @@ class Rebuilt:
 
     def gain_of(self, change: Change, replaced: Replaced) -> Gain:
         """Return what a change would bring that makes some nodes take something else."""
-        return self._gain(change, self.base_ns - replayed_ns(self.graph, replaced))
+        return self._gain(change, self.settled_ns - settled_ns(self.graph, replaced))
 
     def _gain(self, change: Change, gain_ns: Floats) -> Gain:
         blocks = np.array([block.mean() for block in np.array_split(gain_ns, min(_MAX_BLOCKS, len(gain_ns)))])

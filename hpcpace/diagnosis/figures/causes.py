@@ -39,7 +39,7 @@ from hpcpace.metrics.extrapolation import PredictionThresholds, Refusal, Transfe
 from hpcpace.metrics.growth import GrowthCurve, NullModel, null_model, work_growth
 from hpcpace.metrics.kernels import grouped_medians
 from hpcpace.metrics.operations import op_name, synchronises
-from hpcpace.metrics.pass_work import even_gain, stages_gain
+from hpcpace.metrics.pass_work import even_gain, even_stages
 from hpcpace.metrics.phases import EXPOSED_WAIT, OWN_WORK, Part, share_of
 from hpcpace.metrics.segments import LocalWork, SegmentPanel, segment_panels
 from hpcpace.metrics.special import UPPER_95, ndtri
@@ -96,7 +96,8 @@ def _gains(
     found = what_if(rebuilt, [change for _, change in named])
     gains = [(names[gain.change.kind, gain.change.id], gain) for gain in found.gains]
     for stage, share in excess.items():
-        gain = stages_gain(rebuilt, work, panels.work_ns - panels.gc_ns, panels.stage, {stage: share})
+        even = even_stages(rebuilt, work, panels.work_ns - panels.gc_ns, panels.stage, {stage: share})
+        gain = rebuilt.gain_of(*even)
         gains.append((f"work of stage {stage}", gain))
     for phase in _WITHOUT:
         if (stretches := close_up.stretches(phase)) is not None:

@@ -72,6 +72,9 @@ def cost_of(case: Case, found: list[Straggler], by_work: Callable[[Sequence[Stra
     alone = _alone(case, found, by_work, pace)
     most, is_host_bound = most_gain(case, _rows(found)), any(each.mode == Mode.HOST for each in case.findings)
     is_limited = alone.share > most
+    if not is_limited and alone.interval is not None:
+        low, high = alone.interval
+        alone = replace(alone, interval=(min(low, most_gain(case, _rows(found), is_possible=True)), high))
     if not is_limited and not is_host_bound:
         return alone
     doubtful = [each for each in found if is_limited or each.step_range is not None]
@@ -160,12 +163,18 @@ def _rows(found: Sequence[Straggler]) -> list[int]:
     return sorted({rank for each in found for rank in each.ranks})
 
 
-def most_gain(case: Case, late: Sequence[int]) -> float:
-    """Return what a step can gain at most with the hosts of the ranks that are not late; 1 where that is not known."""
+def most_gain(case: Case, late: Sequence[int], *, is_possible: bool = False) -> float:
+    """Return what a step can gain at most with the hosts of the ranks that are not late; 1 where that is not known.
+
+    Args:
+        case: what is judged.
+        late: indices of the ranks that are.
+        is_possible: whether hosts count as slow that may be held up at the pace of their devices.
+    """
     if case.pace is None or case.panels.step is None:
         return 1.0
     pace = case.pace(case.panels.step, ())
-    least_ns = pace.figures("least_ns")[~np.isin(pace.row, late)]
+    least_ns = pace.figures("possible_ns" if is_possible else "least_ns")[~np.isin(pace.row, late)]
     return max(1 - float(least_ns.max()) / case.rest.mean_time_ns, 0.0) if least_ns.any() else 1.0
 
 

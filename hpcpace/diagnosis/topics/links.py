@@ -419,7 +419,8 @@ def _cost(case: Case, culprits: Sequence[LinkCulprit], share: float) -> tuple[fl
         return share * effect / (1 + effect), None
     passes, kind = case.touches({name for one in culprits for name in one.ids})
     changes = [links_change(case.steps.graph, passes, kind, 1 / (1 + effect), usual) for usual in _USUAL_TRANSFERS]
-    costs = [case.cost(case.steps.gain_settled(change)) for change in changes]
+    costs = [case.cost(case.steps.gain(change)) for change in changes]
+    case.mended.append(case.steps.replaced(changes[1]))
     return costs[1].value, (min(cost.low for cost in costs), max(cost.high for cost in costs))
 
 

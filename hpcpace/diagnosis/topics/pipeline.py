@@ -27,11 +27,13 @@ from hpcpace.diagnosis.topics.idle import HostThresholds
 from hpcpace.diagnosis.topics.stages import StagedEvidence, advice_of_imbalance, by_stage, stage_sentences
 from hpcpace.metrics import Floats, Ints
 from hpcpace.metrics.kernels import others_median
-from hpcpace.metrics.pass_work import stages_gain
+from hpcpace.metrics.pass_work import even_stages
 from hpcpace.metrics.resampling import Estimate, block_means
 from hpcpace.metrics.roles import Stage, StageComparison, StageThresholds, compare_with_others
 from hpcpace.metrics.special import stdtr
 from hpcpace.trace.schema import Phase
+
+_BESIDE_HOSTS = 0.08  # statistics: error of a cost, as a part of it, where devices of slow stages wait for their hosts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,8 +158,13 @@ def _cost(
         cost = case.cost(idle.gain(steps, is_slow))
     else:
         effects = {of: effect for of, (effect, _) in found.items()}
-        gain = stages_gain(steps, case.pass_work, panels.work_ns - panels.gc_ns, panels.stage, effects)
-        cost = case.cost(gain, max(_relative_error(*each) for each in found.values()))
+        even = even_stages(steps, case.pass_work, panels.work_ns - panels.gc_ns, panels.stage, effects)
+        case.mended.append(even[1])
+        error = max(_relative_error(*each) for each in found.values())
+        # Where in a schedule hosts hold devices up depends on what stages take.
+        idle_share = max(panels.host_ns[panels.stage == of].mean() for of in found) / panels.mean_time_ns
+        beside = _BESIDE_HOSTS if idle_share >= case.thresholds.of(HostThresholds).everywhere_share else 0.0
+        cost = case.cost(steps.gain_of(*even), float(np.hypot(error, beside)))
     most = most_gain(case, np.flatnonzero(is_slow).tolist())
     taken = cost.value - most
     return (most, (max(most - taken, 0.0), cost.value)) if taken > 0 else (cost.value, cost.interval)

@@ -73,6 +73,9 @@ _PANELS = {Stage.DATA: "data_ns", Stage.COLLECTION: "gc_ns", Stage.HOST: "host_n
 _MAX_EXPLAINED = 4  # display: stragglers whose phases are compared with others'
 _CHECK_OFF_CORE = "find out what it waits for there, with py-spy dump: files, locks, other processes, sleep"
 _HOSTS_NEXT = "without it, the job waits for the hosts of the others: they issue a step little faster than it goes now"
+_BEHIND_HOSTS = "hosts are this slow", "hosts issue work faster"
+_BEHIND_OTHERS = "the job waits for its other faults", "these are mended"
+_GROWS = 1.5  # display: a larger cost once other faults are mended is shown
 _NO_COST = 0.0005  # display: share of the step that is shown as 0.0 %
 _MIN_QUEUED = 0.05  # display: part of an excess from which its waiting for a core is mentioned
 _MIN_FEW = 3  # statistics: steps in which a rank may stand out although a finding takes more
@@ -134,6 +137,7 @@ class LatenessEvidence(RecurringEvidence):
         is_without_waits: whether effect and phases are without waiting for cores, which hides the rest.
         is_alone: whether nobody else does the same work, so that they were compared with themselves in other steps.
         later_share: loss once hosts issue work faster, as a share of the step time; None where it is the same.
+        is_behind_others: whether it is the loss once the other faults are mended instead.
     """
 
     pattern: LatePattern
@@ -151,6 +155,7 @@ class LatenessEvidence(RecurringEvidence):
     is_without_waits: bool = False
     is_alone: bool = False
     later_share: float | None = None
+    is_behind_others: bool = False
 
     @property
     def mode(self) -> str:
@@ -216,11 +221,13 @@ class LatenessEvidence(RecurringEvidence):
             next_ = f"{self.place.advice}; or {next_}" if self.off_core_ns is None else next_
         costs = f"{'cost' if culprits[1:] else 'costs'} {said.lost}{by}"
         if self.later_share:
+            now, later = _BEHIND_OTHERS if self.is_behind_others else _BEHIND_HOSTS
             if said.finding.loss_share < _NO_COST:
-                costs = f"{'cost' if culprits[1:] else 'costs'} nothing while hosts are this slow{by}"
-            costs += f", and at least {percent(self.later_share)} once hosts issue work faster"
-            more.append(_HOSTS_NEXT)
-            next_ = f"{next_}; and let hosts issue less: {ISSUE_LESS}"
+                costs = f"{'cost' if culprits[1:] else 'costs'} nothing while {now}{by}"
+            costs += f", and at least {percent(self.later_share)} once {later}"
+            if not self.is_behind_others:
+                more.append(_HOSTS_NEXT)
+                next_ = f"{next_}; and let hosts issue less: {ISSUE_LESS}"
         without = "without waiting for cores " if self.is_without_waits else ""
         usual = "what it is in other steps" if self.is_alone else "that of its role"
         excess = f"{without}{percent(culprits[0].effect)} above {usual} {said.interval}"
@@ -426,6 +433,26 @@ def find_by_arrival(case: Case) -> list[DiagnosisFinding]:
     )
     confidence = confidence_of(first.p_value)
     return [DiagnosisFinding(evidence=evidence, loss_share=share, confidence=confidence, culprits=tuple(culprits))]
+
+
+def behind_others(case: Case) -> list[DiagnosisFinding]:
+    """Return the findings, lasting stragglers with what they cost once the other faults of rebuilt steps are mended.
+
+    A slow link or stage may hold the job up for longer than a rank does, which then costs nothing until that is mended.
+    """
+    if case.late is None or case.steps is None or not case.mended:
+        return case.findings
+    later = case.cost(case.steps.gain(case.late, case.steps.replaced(*case.mended))).value
+
+    def seen(finding: DiagnosisFinding) -> DiagnosisFinding:
+        evidence = finding.evidence
+        if not isinstance(evidence, LatenessEvidence) or evidence.mode != Mode.STRAGGLER or evidence.later_share:
+            return finding
+        if later < _GROWS * max(finding.loss_share, _NO_COST):
+            return finding
+        return replace(finding, evidence=replace(evidence, later_share=later, is_behind_others=True))
+
+    return [seen(finding) for finding in case.findings]
 
 
 def search_stragglers(

@@ -60,5 +60,5 @@ def test_ranks_start_their_steps_when_they_end_those_before_without_the_slow_lin
     passes[1, 1] = True
     rebuilt = rebuild(graph)
     assert rebuilt is not None
-    gain = rebuilt.gain_settled(links_change(graph, passes, np.zeros((2, 2), np.int64), 1 / 20))
+    gain = rebuilt.gain(links_change(graph, passes, np.zeros((2, 2), np.int64), 1 / 20))
     assert gain.share.value * 24 == pytest.approx(14)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from itertools import pairwise
 
 import numpy as np
 from cases import each_case
@@ -99,11 +100,20 @@ def match_by_sorting(operations, unknown_clocks):
 
 def waits_by_sorting(operations, keys, matched):
     """Return wait, transfer and negative transfer of each row, from the rules row by row."""
-    last, previous, queues = {}, [_NEVER_NS] * len(keys), {}
+    last, previous, queues, members = {}, [_NEVER_NS] * len(keys), {}, {}
     is_root = operations.rank == operations.peer
     for row in np.argsort(operations.enter_ns, kind="stable").tolist():
-        queue = (operations.rank[row], operations.group[row])
-        previous[row], queues[queue] = queues.get(queue, _NEVER_NS), int(operations.exit_ns[row])
+        members.setdefault((operations.rank[row], operations.group[row]), []).append(row)
+    for member, rows in members.items():
+        overtakes = [
+            operations.exit_ns[after] < operations.exit_ns[before]
+            for before, after in pairwise(rows)
+            if operations.op[before] != operations.op[after]
+        ]
+        is_apart = sum(overtakes) > 0.05 * len(overtakes)
+        for row in rows:
+            queue = (*member, operations.op[row] if is_apart else None)
+            previous[row], queues[queue] = queues.get(queue, _NEVER_NS), int(operations.exit_ns[row])
     for row, key in enumerate(keys):
         op = operations.op[row]
         if is_root[row] if op in (Op.BROADCAST, Op.SCATTER) else not (op in (Op.REDUCE, Op.GATHER) and is_root[row]):

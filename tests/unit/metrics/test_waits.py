@@ -70,6 +70,14 @@ def test_a_sender_waits_only_at_a_rendezvous(exit_, wait):
     assert found.wait_ns.tolist() == [wait, 0]
 
 
+def test_kinds_of_operations_that_overtake_each_other_have_queues_of_their_own():
+    """As those of FSDP, which gathers on one stream and reduces on another."""
+    gather, reduce = Op.ALL_GATHER, Op.REDUCE_SCATTER
+    of_rank = [row(gather, 0, 10), row(reduce, 5, 40), row(gather, 6, 16, seq=1), row(reduce, 20, 60, seq=1)]
+    _, _, found = measured([of_rank, of_rank])
+    assert found.transfer_ns.tolist() == [10, 35, 6, 20] * 2
+
+
 def test_send_and_recv_match_by_channel_and_number_and_not_by_time():
     zero = [row(Op.SEND, 0, 1, peer=1, seq=0), row(Op.SEND, 5, 6, peer=1, seq=1), row(Op.RECV, 8, 30, peer=1, seq=0)]
     one = [row(Op.RECV, 3, 9, peer=0, seq=1), row(Op.RECV, 2, 4, peer=0, seq=0), row(Op.SEND, 20, 21, peer=0, seq=0)]
