@@ -431,6 +431,8 @@ class _Builder:
         weight_ns = waits.transfer_ns[table]
         is_message = is_one_of(op, MESSAGES)
         weight_ns[is_message] = np.maximum(exit_ - all_ready_ns, 0)[is_message]
+        late = is_message[:, None] & (operations.exit_kind[table] == ExitKind.WAIT)
+        _shorten(weight_ns, late & (operations.blocked_ns[table] <= _SEEN_NS), op, operations.size_bytes[table[:, 0]])
         weight_ns[batch != np.arange(len(batch))] = 0
         return self._add(TRANSFER, self._slots.rank, self._slots.position, weight_ns)
 
@@ -442,6 +444,22 @@ class _Builder:
 
     def _connect(self, source: Ints, target: Ints) -> None:
         self._edges.append((source, target))
+
+
+def _shorten(weight_ns: Ints, is_late: Bools, op: Bytes, size_bytes: Ints) -> None:
+    """Shorten transfers whose end only a late wait shows, in place, to what others of their size take.
+
+    Args:
+        weight_ns: until the end of the wait, int64, (num_slots, num_steps).
+        is_late: where the wait came when the message was there, bool, (num_slots, num_steps).
+        op, size_bytes: of each slot.
+    """
+    for kind in np.unique(np.stack([op.astype(np.int64), size_bytes])[:, is_late.any(axis=1)], axis=1).T:
+        slots = np.flatnonzero((op == kind[0]) & (size_bytes == kind[1]))
+        is_seen = ~is_late[slots]
+        if is_seen.any():
+            usual_ns = int(np.median(weight_ns[slots][is_seen]))
+            weight_ns[slots] = np.where(is_seen, weight_ns[slots], np.minimum(weight_ns[slots], usual_ns))
 
 
 def _batches(operations: Operations, table: Ints, queue: Ints) -> Ints:
@@ -589,7 +607,7 @@ def _place_unseen_waits(begin_ns: Ints, operations: Operations, slots: Slots, ro
         half of the waits that are seen says of the other half.
     """
     rows = slots.table[blocking]
-    is_seen = operations.blocked_ns[rows] > _SEEN_NS
+    is_seen = (operations.blocked_ns[rows] > _SEEN_NS) | (operations.exit_kind[rows] == ExitKind.WAIT)
     if is_seen.all() or not is_seen.any():
         return 0.0
     enter, ordinal = _in_program_order(operations.enter_ns[slots.table], slots.rank, len(role))
