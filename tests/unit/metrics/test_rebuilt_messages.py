@@ -62,6 +62,25 @@ def test_what_follows_a_wait_may_seem_to_be_entered_before_its_end():
     assert gain_of_rank_1([rows(10), rows(20)], removed_ms=10) == pytest.approx(10, abs=0.1)
 
 
+def test_a_batch_that_blocked_nobody_ends_with_its_wait_and_took_as_long_as_others():
+    """As in a ring of context parallelism: the slow rank comes to its wait when the messages are long there."""
+
+    def rows(rank, wait_ms):
+        def batch(step, number, enter_ms, exit_ms, blocked_ms):
+            return [
+                row(step, 1, 2 * step + number, op, 1 - rank, enter_ms, exit_ms, blocked, ExitKind.WAIT)
+                for op, blocked in ((Op.SEND, 0), (Op.RECV, blocked_ms))
+            ]
+
+        def of_step(step):
+            reduced = row(step, 0, step, Op.ALL_REDUCE, -1, wait_ms, 21, 21 - wait_ms)
+            return [*batch(step, 0, 2, wait_ms, 0), reduced, *batch(step, 1, 30, 31, 1)]
+
+        return of_step
+
+    assert gain_of_rank_1([rows(0, 12), rows(1, 20)], removed_ms=8) == pytest.approx(8, abs=0.1)
+
+
 def test_a_batch_of_messages_waits_for_both_sides_of_all_of_them():
     """Rank 0 has sent long before rank 1 comes; what its batch takes is no transfer of its own message."""
 
