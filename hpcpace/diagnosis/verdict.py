@@ -509,7 +509,7 @@ def _obstacle(case: Case, known: Needs, *, is_noise_explained: bool) -> Obstacle
         return EARLY_EXITS
     if words := stops.long_step(case):
         return unsampled_step(words)
-    return _obstacle_of_search(case, is_noise_explained=is_noise_explained) or _unmatched(case)
+    return _obstacle_of_search(case, is_noise_explained=is_noise_explained) or _unmatched(case) or _doubtful(case)
 
 
 def _obstacle_of_search(case: Case, *, is_noise_explained: bool) -> Obstacle | None:
@@ -526,6 +526,11 @@ def _obstacle_of_search(case: Case, *, is_noise_explained: bool) -> Obstacle | N
             return NOTHING_COMPARED if not panels.is_role_known and panels.stage.max() < 1 else None
         case _:
             assert_never(search.obstacle)
+
+
+def _doubtful(case: Case) -> Obstacle | None:
+    words = straggler.doubtful(case)
+    return Obstacle(words=words) if words else None
 
 
 def _unmatched(case: Case) -> Obstacle | None:

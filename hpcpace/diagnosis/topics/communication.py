@@ -15,6 +15,8 @@ from hpcpace.diagnosis.network_summary import ProbedFigures
 from hpcpace.diagnosis.summary import Mode, Verdict
 from hpcpace.diagnosis.topics.idle import HostEvidence
 from hpcpace.diagnosis.topics.links import FlowEvidence, explains_transfers
+from hpcpace.diagnosis.topics.straggler import LatenessEvidence
+from hpcpace.metrics import Floats
 from hpcpace.metrics.flow_figures import LinkCause
 
 _LOWER_QUARTILE = 0.25  # statistics: transfers without bursts
@@ -159,8 +161,9 @@ def find(case: Case) -> list[DiagnosisFinding]:
     if not case.are_transfers_known or explains_transfers(case):
         return []
     transfer = panels.transfer_ns.mean(axis=0)
-    usual = float(np.quantile(transfer, _LOWER_QUARTILE))
-    burst_ns = np.where(transfer > limits.burst_factor * usual, transfer - usual, 0.0)
+    exposed = _beside_passing(case, transfer)
+    usual = float(np.quantile(exposed, _LOWER_QUARTILE))
+    burst_ns = np.where(exposed > limits.burst_factor * usual, exposed - usual, 0.0)
     burst_share, num_bursts = float(burst_ns.mean()) / panels.mean_length_ns, int((burst_ns > 0).sum())
     found: list[DiagnosisFinding] = []
     is_flapping = any(
@@ -202,6 +205,22 @@ def find(case: Case) -> list[DiagnosisFinding]:
             DiagnosisFinding(evidence=transfers, loss_share=share, confidence=0.95, counted_part=limits.steady_part)
         )
     return found
+
+
+def _beside_passing(case: Case, transfer_ns: Floats) -> Floats:
+    """Return the exposed transfer of each step, as ranks that are late in some steps see it, (num_steps,).
+
+    Whoever waits for them sees transfers in these steps that are hidden in others.
+    """
+    passing = [
+        each.evidence.ranks
+        for each in case.findings
+        if isinstance(each.evidence, LatenessEvidence) and each.evidence.makes_steps_differ
+    ]
+    if not passing:
+        return transfer_ns
+    late = np.isin(case.panels.rank, np.concatenate(passing))
+    return np.minimum(transfer_ns, case.panels.transfer_ns[late].mean(axis=0)) if late.any() else transfer_ns
 
 
 def _exposed_on_line(panels: Panels) -> float:

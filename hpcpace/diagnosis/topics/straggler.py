@@ -30,6 +30,7 @@ from hpcpace.diagnosis.finding import (
     slowest_ns,
 )
 from hpcpace.diagnosis.incomplete import HOST_TIMES
+from hpcpace.diagnosis.measure import beyond_role_ns
 from hpcpace.diagnosis.settings import DiagnosisConfig
 from hpcpace.diagnosis.summary import Culprit, Mode
 from hpcpace.diagnosis.topics.beside_hosts import StragglerCost, cost_of
@@ -433,6 +434,27 @@ def find_by_arrival(case: Case) -> list[DiagnosisFinding]:
     )
     confidence = confidence_of(first.p_value)
     return [DiagnosisFinding(evidence=evidence, loss_share=share, confidence=confidence, culprits=tuple(culprits))]
+
+
+def doubtful(case: Case) -> str:
+    """Return who works longer than its role by as much as jitter must cost, though it may be chance; empty if nobody.
+
+    A rank that comes and goes in a few long stretches may be late in half of the steps without a test to show it.
+    """
+    panels, search = case.panels, case.search
+    if search is None or not panels.is_role_known:
+        return ""
+    share = beyond_role_ns(case.work_ns, panels.role).mean(axis=1) / panels.mean_time_ns
+    share[list(search.slow)] = 0.0
+    size = (panels.role[:, None] == panels.role).sum(axis=1)
+    share[size < case.thresholds.of(StragglerThresholds).least_compared] = 0.0
+    row = int(share.argmax())
+    if share[row] < case.settings.jitter_share:
+        return ""
+    who = printable(f"rank {panels.rank[row]} on {panels.host[row]}")
+    return (
+        f"{who} works longer than its role by {percent(share[row])} of the step, but comes and goes: it may be chance"
+    )
 
 
 def behind_others(case: Case) -> list[DiagnosisFinding]:
