@@ -75,7 +75,7 @@ _MAX_EXPLAINED = 4  # display: stragglers whose phases are compared with others'
 _CHECK_OFF_CORE = "find out what it waits for there, with py-spy dump: files, locks, other processes, sleep"
 _HOSTS_NEXT = "without it, the job waits for the hosts of the others: they issue a step little faster than it goes now"
 _BEHIND_HOSTS = "hosts are this slow", "hosts issue work faster"
-_BEHIND_OTHERS = "the job waits for its other faults", "these are mended"
+_BEHIND_OTHERS = "the job waits for its other faults", "these others are mended"
 _GROWS = 1.5  # display: a larger cost once other faults are mended is shown
 _NO_COST = 0.0005  # display: share of the step that is shown as 0.0 %
 _MIN_QUEUED = 0.05  # display: part of an excess from which its waiting for a core is mentioned
@@ -224,7 +224,7 @@ class LatenessEvidence(RecurringEvidence):
         if self.later_share:
             now, later = _BEHIND_OTHERS if self.is_behind_others else _BEHIND_HOSTS
             if said.finding.loss_share < _NO_COST:
-                costs = f"{'cost' if culprits[1:] else 'costs'} nothing while {now}{by}"
+                costs = f"{'cost' if culprits[1:] else 'costs'} nothing{by} while {now}"
             costs += f", and at least {percent(self.later_share)} once {later}"
             if not self.is_behind_others:
                 more.append(_HOSTS_NEXT)

@@ -72,6 +72,17 @@ def test_a_slow_link_of_a_pipeline_is_found_by_messages_and_costs_what_it_costs(
     assert verdict.loss_share == pytest.approx(cost, abs=HALF_A_POINT)
 
 
+def test_a_straggler_hidden_behind_a_slow_link_is_named_with_what_it_costs_later(tmp_path):
+    job = Layout(kind="pipeline", num_ranks=16, per_node=2, pp=4, tp=2, num_layers=2, slow_links={2: 10.0})
+    verdict, cost = judged(replace(job, slow={14: 1.15}), tmp_path, slow={})
+    assert (verdict.mode, culprits(verdict), cost) == (Mode.CONTENTION, ["g2", "14"], 0.0)
+    without = replace(job, slow_links={})
+    later_ns = replace(without, slow={14: 1.15}).step_ns() - without.step_ns()
+    later = later_ns / replace(job, slow={14: 1.15}).step_ns()
+    assert verdict.findings[1].numbers["later_share"] == pytest.approx(later, abs=HALF_A_POINT)
+    assert "costs nothing by computation while the job waits for its other faults" in verdict.also[0]
+
+
 def test_messages_of_both_ways_at_once_make_no_slow_link_of_a_healthy_pipeline(tmp_path):
     job = Layout(kind="pipeline", num_ranks=4, per_node=1, pp=4, num_layers=2, num_microbatches=8, num_steps=24)
     verdict, _ = judged(replace(job, noise=0.03, transfer_ns=100 * US, seed=11), tmp_path)

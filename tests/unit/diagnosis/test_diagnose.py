@@ -77,6 +77,29 @@ def test_a_slow_rank_is_a_persistent_straggler_with_its_loss():
     assert first.loss_share == pytest.approx(0.135, abs=0.02)
 
 
+def test_a_node_that_comes_and_goes_in_a_few_stretches_makes_no_healthy_job():
+    stretches = np.concatenate([np.arange(*of) for of in ((3, 17), (30, 41), (60, 80), (90, 106))])
+
+    def change(work):
+        work[4:8, stretches] *= 1.25
+        return work
+
+    found = diagnosed(panels(num_steps=118, noise=0.01, work_ns=change))
+    assert not found.findings and found.obstacle is not None
+    assert "rank" in found.obstacle.words and "on n1 works longer than its role by" in found.obstacle.words
+
+
+def test_transfers_that_others_see_while_a_rank_is_late_are_no_bursts():
+    late = slice(100, 200)
+
+    def transfers(transfer):
+        transfer[np.arange(16) != 5, late] *= 3
+        return transfer
+
+    found = diagnosed(panels(work_ns=slowed([5], 1.3, late), transfer_ns=transfers))
+    assert [(each.mode, each.variety) for each in found.findings] == [(Mode.STRAGGLER, "transient")]
+
+
 def test_a_rank_alone_on_its_node_is_that_node():
     first = diagnosed(panels(per_node=1, work_ns=slowed([5], 1.2))).findings[0]
     assert set(first.culprits[0].aliases) == {"rank 5", "node n5"}
