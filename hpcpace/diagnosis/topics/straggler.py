@@ -137,8 +137,9 @@ class LatenessEvidence(RecurringEvidence):
         place: where the first of them runs, if that differs from the others; else None.
         is_without_waits: whether effect and phases are without waiting for cores, which hides the rest.
         is_alone: whether nobody else does the same work, so that they were compared with themselves in other steps.
-        later_share: loss once hosts issue work faster, as a share of the step time; None where it is the same.
-        is_behind_others: whether it is the loss once the other faults are mended instead.
+        later_share: loss once hosts issue work faster, or other faults are mended, as a share of the step time; None
+            where it is the same.
+        is_behind_others: whether it is the loss once other faults are mended.
     """
 
     pattern: LatePattern
