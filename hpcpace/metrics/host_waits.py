@@ -358,7 +358,7 @@ def following_hosts(
     of_row = np.repeat(role, np.diff(ends, prepend=0))
     for (of, code), follows in shown.items():
         rows = (of_row == of) & (kind == code)
-        is_following[rows] = follows & ~is_dry[rows]
+        is_following[rows] = follows & ~is_dry[rows] & (after[rows] <= 2 * limits.last_share * length[rows])
     return [
         replace(each, is_dry_before=each.is_dry_before | own, is_dry_after=each.is_dry_after | own)
         for each, own in zip(of_ranks, np.split(is_following, ends[:-1]), strict=True)

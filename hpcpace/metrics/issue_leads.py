@@ -95,9 +95,16 @@ class IssuedPieces:
         """Return whether devices follow their hosts where these are not ahead; None where leads do not show it.
 
         The slope of the lead after a piece over what it would be without work: 1 where devices set the pace, else 0. It
-        is that between the medians of both halves, as pieces in which the host was ahead lie far from the others.
+        is that between the medians of both halves, as pieces in which the host was ahead lie far from the others. The
+        half in which the host was slowest decides where it can: a host may be slow in some steps and ahead in others.
         """
         is_open = self.idle_ns > np.maximum(_OPEN_SHARE * self.own_ns, _MIN_SPREAD_NS)
+        slower = np.where(is_open, self.behind_ns, np.inf)
+        slowest = is_open & (slower <= np.quantile(slower, is_open.mean(axis=0).max() / 2, axis=0, method="lower"))
+        follows = self._follows(slowest)
+        return self._follows(is_open) if follows is None else follows
+
+    def _follows(self, is_open: Bools) -> bool | None:
         run, rise, variance = 0.0, 0.0, 0.0
         for piece in np.flatnonzero(is_open.sum(axis=0) >= _MIN_OPEN).tolist():
             behind_ns, lead_ns = (of[is_open[:, piece], piece] for of in (self.behind_ns, self.lead_ns))
