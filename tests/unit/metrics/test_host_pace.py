@@ -7,6 +7,7 @@ import pytest
 from cases import each_case
 
 from hpcpace.metrics.host_waits import NO_PHASE, idle_ns, stretches_between_marks, usual_lengths
+from hpcpace.metrics.issue_leads import IssuedPieces
 from hpcpace.trace.schema import Phase
 
 MS = 1_000_000
@@ -131,3 +132,19 @@ def test_time_outside_of_phases_is_not_idle_on_ranks_that_record_no_forward_and_
     assert not idle_ns(gap, UNKNOWN)[0].any()
     phase = np.array([Phase.FORWARD, Phase.BACKWARD, NO_PHASE, NO_PHASE, NO_PHASE])
     assert (idle_ns(replace(gap, phase=phase), UNKNOWN)[0][2:] == 16 * MS).all()
+
+
+@each_case(
+    "slow, follows",
+    [(40, True), (20, True), (0, False)],
+    ids=["slow in all steps", "slow in half of them", "ahead in all"],
+)
+def test_a_device_follows_a_host_that_is_slow_in_some_steps_and_ahead_in_others(slow, follows):
+    """Its device works for 8 ms, in kernels of 0.5 ms, and was dry before."""
+    random, is_slow = np.random.default_rng(1), np.arange(40) < slow
+    host = np.where(is_slow, 12.0, 4.0) * random.normal(1.0, 0.01, 40)
+    own = np.where(is_slow, host + 0.5, 8.0)
+    columns = own, np.zeros(40), np.minimum(host, own), -host, own - host
+    own_ns, held_ns, idle_ns, behind_ns, lead_ns = (np.round(of * 1e6)[:, None] for of in columns)
+    pieces = IssuedPieces(own_ns=own_ns, held_ns=held_ns, idle_ns=idle_ns, behind_ns=behind_ns, lead_ns=lead_ns)
+    assert pieces.is_following() is follows
