@@ -292,7 +292,7 @@ class Case:
         scale, share = self.rebuilt.measured_ns / self.rest.mean_time_ns, gain.share
         below, above = (float(np.hypot(end - share.value, relative_error * share.value)) for end in share.interval)
         found = Estimate(value=share.value, low=share.value - below, high=share.value + above)
-        return found.through(lambda part: part * scale)
+        return found.through(lambda part: min(part * scale, 1.0))
 
     def gain_share(self, part_ns: Floats) -> float:
         """Return what the slowest rank of a role takes with a part of its work, less without, as a share of the step.
