@@ -17,7 +17,7 @@ from hpcpace.diagnosis.devices import (
 )
 from hpcpace.metrics import Floats, Ints
 from hpcpace.metrics.host_waits import HostPaceThresholds
-from hpcpace.metrics.issue_leads import StepPace, step_pace
+from hpcpace.metrics.issue_leads import MAX_BEHIND, StepPace, step_pace
 from hpcpace.metrics.phases import CoveredTime
 from hpcpace.metrics.segments import DEVICE_ERROR_NS
 from hpcpace.trace.reader import RankTrace
@@ -25,7 +25,6 @@ from hpcpace.trace.schema import Phase
 
 _ISSUING = (Phase.FORWARD, Phase.BACKWARD)
 _MARKED = (Phase.DATA, *_ISSUING, Phase.OPTIMIZER)
-_MAX_BEHIND = 2  # statistics: steps that a device may be behind its host for its marks to show what holds the host up
 _MAX_RANKS, _NUM_SAMPLES, _SAMPLED_STEPS = 32, 4, 4  # speed: ranks, and stretches of steps, whose hosts are looked at
 
 
@@ -96,7 +95,7 @@ def pace_of(
 def _marks(trace: RankTrace, step: Ints) -> tuple[Ints, Ints, CoveredTime, Ints]:
     """Return when a host made its marks in steps that are alike, and so on, as `step_pace` takes them."""
     # What holds a device may be of a step before those that its host is at.
-    around = np.unique(step[:, None] - np.arange(_MAX_BEHIND + 1))
+    around = np.unique(step[:, None] - np.arange(MAX_BEHIND + 2))
     steps, phases, issued = trace.tables["steps"], trace.tables["phases"], issued_operations(trace, around)
     blocking = phases.select(phases["phase"] == Phase.GRAD_SYNC)
     phases = phases.select(np.isin(phases["phase"], _MARKED))

@@ -31,6 +31,7 @@ _OF_MEDIAN = 0.93  # statistics: standard error of a median by quartiles, 1.2533
 _MAX_ERROR = 0.2  # statistics: standard error of a slope that distinguishes 0 from 1
 _MIN_SPREAD_NS = 2_000  # format: marks of a device are wrong by as much
 _ROUNDING_NS = RESOLUTION_NS["collectives"]["enqueue_ns"]
+MAX_BEHIND = 8  # speed: steps that a device may be behind its host for what holds it to show what holds the host up
 _NUM_REPEATED = 20  # statistics: steps after which a host or its device sets the pace
 
 
@@ -244,6 +245,7 @@ def step_pace(
     own = np.where(is_stuck, np.clip(usual * sure, shortest, issue), issue)
     longest = np.where(is_stuck, np.maximum(issue - held_up, shortest), issue)
     is_slower = shortest.sum() > (1 + limits.slower_part) * sure.sum()
+    is_slower &= left.max() <= MAX_BEHIND * whole_ns
     is_known = not (is_ahead.all() and is_at_pace) or bool(has_waited.any()) or (is_stuck.any() and is_slower)
     left_ns = np.where(has_waited, most, sure)
     return StepPace(
