@@ -441,7 +441,9 @@ def test_the_slowest_host_is_no_straggler_beside_one_that_it_limits():
     own = replace(panels(8, noise=0.001), step=np.arange(200))
 
     def pace(step, rows):
-        others = StepPace(least_ns=0.0, issue_ns=98 * MS, sure_ns=80 * MS, most_ns=80 * MS, waiting_ns=0.0)
+        others = StepPace(
+            least_ns=0.0, possible_ns=0.0, issue_ns=98 * MS, sure_ns=80 * MS, most_ns=80 * MS, waiting_ns=0.0
+        )
         slowest = replace(others, least_ns=float(own.mean_time_ns), sure_ns=5 * MS, most_ns=100 * MS)
         works = replace(others, sure_ns=95 * MS, most_ns=95 * MS)
         return HostPace(row=np.arange(8), of=tuple({1: slowest, 3: works}.get(row, others) for row in range(8)))
