@@ -1,4 +1,4 @@
-"""DDP of a model with buffers on two ranks, in a session; rank 1 comes late to each step."""
+"""DDP of a model with buffers on two ranks, in a session; rank 1 comes late to each step, and to an operation in it."""
 
 from __future__ import annotations
 
@@ -18,6 +18,9 @@ NUM_STEPS, LATE_S = 4, 0.2
 BUFFERS_BYTES = (8, 32)
 """Of BatchNorm1d(4): the number of batches, then means and variances; DDP sends those of each type together."""
 
+AWAITED_BYTES = 28
+"""Of the operation whose future is waited for."""
+
 
 def main(run_dir: Path) -> None:
     comm = MPI.COMM_WORLD
@@ -27,6 +30,8 @@ def main(run_dir: Path) -> None:
             for _ in range(NUM_STEPS):
                 time.sleep(LATE_S * comm.rank)
                 model(torch.ones(2, 4)).sum().backward()
+                time.sleep(LATE_S * comm.rank)
+                torch.distributed.all_reduce(torch.ones(AWAITED_BYTES // 4), async_op=True).get_future().wait()
                 session.step()
 
 

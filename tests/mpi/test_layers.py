@@ -8,7 +8,7 @@ from subprocess import CompletedProcess
 
 import numpy as np
 import pytest
-from buffers_program import BUFFERS_BYTES, NUM_STEPS
+from buffers_program import AWAITED_BYTES, BUFFERS_BYTES, LATE_S, NUM_STEPS
 
 from hpcpace.core.rundir import open_run
 from hpcpace.observe.collectives.switched import find_layer
@@ -77,9 +77,12 @@ def test_ranks_are_blocked_while_ddp_gives_them_the_buffers_of_a_model(
     result = mpiexec(2, BUFFERS, tmp_path / "run", HPCPACE_TRACE_COMPILED=str(is_compiled).lower())
     assert result.returncode == 0, result.stderr
     (attempt,) = open_run(tmp_path / "run").attempts()
-    for path in attempt.trace_files().values():
-        rows = read_trace(path).tables["collectives"]
+    for rank, path in attempt.trace_files().items():
+        table = rows = read_trace(path).tables["collectives"]
         # DDP also broadcasts the order of its buckets, once.
         rows = rows.select((rows["op"] == Op.BROADCAST) & np.isin(rows["bytes"], BUFFERS_BYTES))
         assert rows["step"].tolist() == sorted([*range(NUM_STEPS)] * len(BUFFERS_BYTES))
         assert (abs(rows["exit_ns"] - rows["enter_ns"] - rows["blocked_ns"]) <= 1024).all()
+        rows = table.select(table["bytes"] == AWAITED_BYTES)
+        assert len(rows) == NUM_STEPS
+        assert rank == 1 or (rows["blocked_ns"] > 1e9 * LATE_S / 2).all()

@@ -25,6 +25,7 @@ from contextlib import ExitStack, suppress
 from functools import partial
 from operator import attrgetter, contains
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
@@ -101,6 +102,7 @@ class CollectiveObserver:
             library.impl(operator.name, self._observed(operator), _KEY.name, with_keyset=True)
         functional.impl("wait_tensor", self._observed_wait_tensor(), _KEY.name, with_keyset=True)
         replace(self._habits, dist.Work, "wait", self._observed_wait)
+        observe_futures(self._habits, self._observed_wait)
         observe_blocking_calls(self._habits, self.begin_blocking_call, self.end_blocking_call)
         if self._device_times is not None:
             follow_coalescing(self._habits, self._device_times)
@@ -436,6 +438,42 @@ class CollectiveObserver:
         self.num_failures += 1
         if self.num_failures == 1:
             self._warn(f"cannot record {operator.name}: {type(error).__name__}: {error}; training continues without it")
+
+
+def observe_futures(cleanup: ExitStack, observed_wait: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    """Take a wait for the future of an operation for a wait for the operation.
+
+    Optimizers that communicate by themselves wait like that: as work, it would hide that a rank waits for another one.
+
+    Args:
+        cleanup: until it closes.
+        observed_wait: makes what observes a wait for a work, of a function that waits.
+    """
+    works: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
+
+    def noted(get_future: Callable[..., Any]) -> Callable[..., Any]:
+        def future_of(work: Any) -> Any:
+            future = get_future(work)
+            works[future] = work
+            return future
+
+        return future_of
+
+    def observed(original: Callable[..., Any]) -> Callable[..., Any]:
+        blocked = observed_wait(lambda work, future: original(future))
+
+        def wait(future: Any) -> Any:
+            work = works.get(future)
+            try:
+                return original(future) if work is None else blocked(work, future)
+            except BaseException as error:
+                leave_out_own_frames(error)
+                raise
+
+        return wait
+
+    replace(cleanup, dist.Work, "get_future", noted)
+    replace(cleanup, torch._C.Future, "wait", observed)
 
 
 def observe_blocking_calls(cleanup: ExitStack, begin: Callable[[], None], end: Callable[[bool], None]) -> None:

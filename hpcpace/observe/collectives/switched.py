@@ -19,7 +19,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from hpcpace.observe.collectives.observer import CollectiveObserver, observe_blocking_calls
+from hpcpace.observe.collectives.observer import CollectiveObserver, observe_blocking_calls, observe_futures
 from hpcpace.observe.collectives.operations import FORGET_AFTER_STEPS, MESSAGES, GroupNumbers, Operator, operators
 from hpcpace.trace.recorder import Recorder
 from hpcpace.trace.schema import TABLES, Op
@@ -73,6 +73,7 @@ class CompiledObserver:
         self._original_wait = dist.Work.wait
         self._wait = self._layer.observed_wait(self._original_wait)
         setattr(dist.Work, _WAIT, self._wait)
+        observe_futures(self._habits, self._layer.observed_wait)
         observe_blocking_calls(self._habits, self._layer.begin_blocking_call, self._layer.end_blocking_call)
 
     def detach(self) -> None:

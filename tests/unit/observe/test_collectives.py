@@ -99,12 +99,27 @@ def test_an_asynchronous_call_is_recorded_once_whoever_sees_its_end(observer: Ob
 
 def test_a_call_that_nobody_waits_for_is_recorded_by_its_completion(observer: Observer, rows: Any) -> None:
     work = dist.all_reduce(_tensor(), async_op=True)
-    work.get_future().wait()
-    while observer.has_open:
+    while not work.is_completed() or observer.has_open:
         pass
     (row,) = _collectives(observer, rows)
     assert row["exit_kind"] == ExitKind.COMPLETION
     assert 0 < row["blocked_ns"] <= row["exit_ns"] - row["enter_ns"]
+
+
+def test_a_wait_for_a_future_is_one_for_its_operation(observer: Observer, rows: Any) -> None:
+    future = dist.all_reduce(_tensor(), async_op=True).get_future()
+    assert future.wait()[0].sum().item() == 4
+    assert not observer.has_open
+    (row,) = _collectives(observer, rows)
+    assert 0 < row["blocked_ns"] <= row["exit_ns"] - row["enter_ns"]
+    with pytest.raises(RuntimeError, match="of nobody"):
+        _failing_future().wait()
+
+
+def _failing_future() -> torch.futures.Future[None]:
+    future: torch.futures.Future[None] = torch.futures.Future()
+    future.set_exception(RuntimeError("of nobody"))
+    return future
 
 
 def test_a_functional_collective_is_blocked_by_its_wait(observer: Observer, rows: Any) -> None:
@@ -142,13 +157,14 @@ def test_where_there_is_a_device_operations_of_the_host_have_the_time_of_their_i
 
 
 def test_after_uninstalling_torch_is_as_before(new_observer: Callable[..., Observer], rows: Any) -> None:
-    wait = dist.Work.wait
+    places = [(dist.Work, "wait"), (dist.Work, "get_future"), (torch._C.Future, "wait")]
+    before = [vars(owner)[name] for owner, name in places]
     observer = new_observer(lambda message: None)
     observer.install()
     observer.uninstall()
     dist.all_reduce(_tensor())
     assert _collectives(observer, rows) == []
-    assert dist.Work.wait is wait
+    assert [vars(owner)[name] for owner, name in places] == before
 
 
 def test_a_recorder_that_fails_costs_one_warning_and_no_collective(
