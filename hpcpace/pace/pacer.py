@@ -26,10 +26,22 @@ from hpcpace.pace.choice import (
     choose,
     crowding,
 )
-from hpcpace.pace.rounds import Arrival, Exchange, PacerClocks, PacingTrace, PreciseSleep, Rounds
+from hpcpace.pace.rounds import (
+    Answer,
+    Arrival,
+    Exchange,
+    PacerClocks,
+    PacingTrace,
+    PreciseSleep,
+    Rounds,
+    most_waited_s,
+)
 from hpcpace.pace.settings import MIN_PAIRS, PaceSettings
 from hpcpace.pace.trial import Interval, TrialOutcome, TrialResult
 from hpcpace.trace.schema import StepFlag
+
+# timing: ranks of a job that ends in order get here one after the other.
+_END_WAIT_S = 1.0
 
 
 class Pacer:
@@ -72,6 +84,8 @@ class Pacer:
         self._counts: dict[str, int] = defaultdict(int)
         self._watch = CollectionWatch()
         self._schedule = CollectionSchedule()
+        self._reports: Answer[list[Any]] | None = None
+        self._reports_due = 0  # the step after which they have arrived
         self._active: Rounds | None = None
         self._record = PacingRecord(policy=settings.policy)
         self._is_over = exchange is None
@@ -119,7 +133,7 @@ class Pacer:
         return StepFlag.NONE
 
     def end_step(self, step: int, duration_ns: int, flags: int) -> None:
-        """Take a step that has ended, between it and the next. Collective at the end of each window."""
+        """Take a step that has ended, between it and the next; no other rank is waited for longer than a step."""
         if self._is_over or self._exchange is None:
             return
         with self._boundary(self._fail):
@@ -129,17 +143,20 @@ class Pacer:
                 self._active.end_step(step, duration_ns, flags)
                 if self._active.is_over:
                     self._end(self._active.reason)
-            elif self._search.end_step(step, duration_ns, self._watch.counts[False].time_ns):
-                report = plain(self._search.report(self._clocks.unix()))
-                reports = [convert(other, RankReport) for other in self._exchange.allgather(report)]
-                self._activate(reports, self._exchange)
+            elif self._reports is None:
+                if self._search.end_step(step, duration_ns, self._watch.counts[False].time_ns):
+                    self._reports = self._exchange.allgather(plain(self._search.report(self._clocks.unix())))
+                    self._reports_due = step + self._settings.window_steps
+            elif step >= self._reports_due:
+                reports = self._reports.result(most_waited_s(duration_ns))
+                self._activate([convert(report, RankReport) for report in reports], self._exchange)
 
     def close(self, *, in_order: bool) -> PacingRecord:
         """End pacing and return its record. Collective if `in_order`: waits for the exchange in flight."""
         active = self._active
         with self._boundary(self._fail):
-            if active is not None and not self._is_over and in_order:
-                active.finish()
+            if not self._is_over and in_order:
+                self._take_last()
             if active is not None:
                 active.record_rest()
         self._is_over = True
@@ -155,6 +172,15 @@ class Pacer:
             self._record.num_harms = getattr(active.policy, "num_harms", 0)
         self._record.collections = {"off": asdict(self._watch.counts[False]), "on": asdict(self._watch.counts[True])}
         return self._record
+
+    def _take_last(self) -> None:
+        try:
+            if self._active is not None:
+                self._active.finish(_END_WAIT_S)
+            elif self._reports is not None:
+                self._reports.result(_END_WAIT_S)
+        except TimeoutError:  # another rank ends later: the last window is worth no longer wait
+            self._has_failed = True
 
     @contextmanager
     def _boundary(self, end: Callable[[Exception], None]) -> Iterator[None]:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import field
 from enum import IntEnum
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,27 +34,42 @@ _NUM_OFF_WINDOWS = 3
 # In a vector for the others: a time that is not known, and the number of values before the times.
 _UNKNOWN = -1.0
 _NUM_HEADS = 3
+# timing: an answer had a window of steps to arrive. A rank waits for it as long as the last one took, at least so long.
+_MIN_WAIT_S = 0.01
+
+Answered = TypeVar("Answered", covariant=True)
+
+
+def most_waited_s(step_ns: int) -> float:
+    """Return for how long a rank waits for an answer at the end of a step of some length.
+
+    A rank that waits here may be the one that others wait for in the training.
+    """
+    return max(step_ns / NS_PER_S, _MIN_WAIT_S)
+
+
+class Answer(Protocol[Answered]):
+    """What all ranks have said, once it has arrived."""
+
+    def result(self, timeout_s: float) -> Answered:
+        """Return it; wait for it up to a timeout.
+
+        Raises:
+            RuntimeError, TimeoutError: a rank did not answer in time.
+        """
 
 
 class Exchange(Protocol):
-    """Messages between all ranks, apart from those of the training. Collective: every rank calls each method."""
+    """Messages between all ranks, apart from those of the training; no method waits for another rank.
 
-    def allgather(self, value: Any) -> list[Any]:
-        """Return the value of every rank, in order of rank.
+    Collective: every rank calls each method.
+    """
 
-        Raises:
-            RuntimeError: a rank did not answer in time.
-        """
+    def allgather(self, value: Any) -> Answer[list[Any]]:
+        """Send a value to all ranks; the answer is that of every rank, in order of rank."""
 
-    def start(self, values: Sequence[float]) -> None:
-        """Start to take the minimum of each value over the ranks."""
-
-    def finish(self) -> list[float]:
-        """Wait for the minimum that was started, up to a timeout, and return it.
-
-        Raises:
-            RuntimeError: a rank did not answer in time.
-        """
+    def minimum(self, values: Sequence[float]) -> Answer[list[float]]:
+        """Send values to all ranks; the answer is the minimum of each over the ranks."""
 
     def close(self) -> None:
         """Free all resources."""
@@ -294,7 +309,7 @@ class Rounds:
         self._arrivals: list[PointTiming] = []
         self._last_exit_ns: int | None = None
         self._size_bytes = -1
-        self._pending: Window | None = None
+        self._pending: tuple[Window, Answer[list[float]]] | None = None
         self._num_windows = 0
         self._status = Status.GO_ON
         self.is_over = False
@@ -353,7 +368,7 @@ class Rounds:
         window.step_ns.append(math.nan if flags & _NOT_COUNTED else float(duration_ns))
         if len(window.steps) == self._settings.window_steps:
             window.overshoot_ns = self._precise_sleep.take_overshoots()
-            self.finish()
+            self.finish(most_waited_s(duration_ns))
             if not self.is_over:
                 self._start_exchange(window)
 
@@ -362,15 +377,19 @@ class Rounds:
         self._status = Status.END
         self.policy = make_policy("observe", self._settings)
 
-    def finish(self) -> None:
-        """Finish the exchange in flight, if there is one, and decide on it. Collective then.
+    def finish(self, timeout_s: float) -> None:
+        """Finish the exchange in flight, if there is one, and decide on it.
+
+        Args:
+            timeout_s: how long to wait for it.
 
         Raises:
-            RuntimeError: a rank did not answer in time.
+            RuntimeError, TimeoutError: a rank did not answer in time.
         """
-        window, self._pending = self._pending, None
-        if window is not None:
-            values = self._exchange.finish()
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            window, answer = pending
+            values = answer.result(timeout_s)
             self._decide(window, unpack(values, num_steps=len(window.steps), num_groups=self._num_groups))
 
     def record_rest(self) -> None:
@@ -390,8 +409,8 @@ class Rounds:
             group=self._group,
             num_groups=self._num_groups,
         )
-        self._exchange.start(values)
-        self._pending, self._window = window, self._new_window()
+        self._pending = window, self._exchange.minimum(values)
+        self._window = self._new_window()
         self._status = Status.GO_ON if self._status == Status.RESET else self._status
 
     def _decide(self, window: Window, message: WindowMessage) -> None:

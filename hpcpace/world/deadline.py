@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 _Result = TypeVar("_Result")
 
@@ -50,23 +50,42 @@ def in_time(action: Callable[[], _Result], timeout_s: float, what: str) -> _Resu
         TimeoutError: it did not finish in time.
         Exception: any error of the action.
     """
-    done: list[_Result] = []
-    failed: list[Exception] = []
-
-    def run() -> None:
-        try:
-            done.append(action())
-        except Exception as error:  # handed on below
-            failed.append(error)
-
-    thread = threading.Thread(target=run, name="hpcpace-in-time", daemon=True)
     try:
-        thread.start()
+        started = Started(action, what)
     except RuntimeError:  # Python is ending, and takes no thread any more
         return action()
-    thread.join(timeout_s)
-    if failed:
-        raise failed[0]
-    if not done:
-        raise TimeoutError(f"{what} took longer than {timeout_s:.3g} s")
-    return done[0]
+    return started.result(timeout_s)
+
+
+class Started(Generic[_Result]):
+    """An action in a separate thread, which is abandoned if nobody takes its result.
+
+    Args:
+        action: what runs.
+        what: names it in the error.
+
+    Raises:
+        RuntimeError: Python is ending, and takes no thread any more.
+    """
+
+    def __init__(self, action: Callable[[], _Result], what: str) -> None:
+        self._action, self._what = action, what
+        self._done: list[_Result] = []
+        self._failed: list[Exception] = []
+        self._thread = threading.Thread(target=self._run, name="hpcpace-in-time", daemon=True)
+        self._thread.start()
+
+    def result(self, timeout_s: float) -> _Result:
+        """Return the result; see `in_time`."""
+        self._thread.join(timeout_s)
+        if self._failed:
+            raise self._failed[0]
+        if not self._done:
+            raise TimeoutError(f"{self._what} took longer than {timeout_s:.3g} s")
+        return self._done[0]
+
+    def _run(self) -> None:
+        try:
+            self._done.append(self._action())
+        except Exception as error:  # handed on to who takes the result
+            self._failed.append(error)

@@ -99,12 +99,8 @@ class Messages(ABC):
         """
 
     @abstractmethod
-    def start(self, values: Sequence[float]) -> None:
-        """Start to take the minimum of each value over the ranks."""
-
-    @abstractmethod
-    def finish(self) -> list[float]:
-        """Wait for the minimum that was started, up to the timeout for making the messages, and return it.
+    def minimum(self, values: Sequence[float]) -> list[float]:
+        """Return the minimum of each value over the ranks, within the timeout for making the messages.
 
         Raises:
             RuntimeError, WorldError: a rank did not answer in time.
@@ -157,7 +153,6 @@ class MpiMessages(Messages):
         self.works_in_any_thread = calls_from_any_thread(comm)
         self._buffer = bytearray(_FORMAT.size)
         self._abandoned: list[Any] = []
-        self._minimum: tuple[Any, ...] = ()
         self._comm, request = comm.Idup()
         self._wait(request, timeout_s)
 
@@ -182,19 +177,13 @@ class MpiMessages(Messages):
             self._wait(request, timeout_s, f"rank {peer} sent no message")
         return _FORMAT.unpack(self._buffer)
 
-    def start(self, values: Sequence[float]) -> None:
-        """Start to take the minimum of each value over the ranks."""
+    def minimum(self, values: Sequence[float]) -> list[float]:
+        """Return the minimum of each value over the ranks; see Messages."""
         own = np.array(values, dtype=np.float64)
-        minimum = np.empty_like(own)
-        # MPI uses both arrays until the request has ended.
-        self._minimum = self._comm.Iallreduce(own, minimum, op=self._mpi.MIN), own, minimum
-
-    def finish(self) -> list[float]:
-        """Return the minimum that was started; see Messages."""
-        (request, _, minimum), self._minimum = self._minimum, ()
-        self._wait(request, self._timeout_s)
-        values: list[float] = minimum.tolist()
-        return values
+        least = np.empty_like(own)
+        self._wait(self._comm.Iallreduce(own, least, op=self._mpi.MIN), self._timeout_s)
+        found: list[float] = least.tolist()
+        return found
 
     def close(self) -> None:
         """Free the duplicate; if a rank did not come, leave it to MPI, because freeing needs all ranks."""
@@ -255,7 +244,6 @@ class GlooMessages(Messages):
         self._out, self._in = torch.zeros(2, NUM_VALUES, dtype=torch.int64)
         # Views without a copy: reading an element of a tensor takes microseconds.
         self._out_values, self._in_values = self._out.numpy(), self._in.numpy()
-        self._minimum: tuple[Any, ...] = ()
 
     def another(self, purpose: str, timeout_s: float) -> GlooMessages:
         """Return messages over a further group."""
@@ -279,21 +267,16 @@ class GlooMessages(Messages):
         self._exchange(self._gloo.recv, self._in, peer, timeout_s)
         return tuple(self._in_values.tolist())
 
-    def start(self, values: Sequence[float]) -> None:
-        """Start to take the minimum of each value over the ranks."""
+    def minimum(self, values: Sequence[float]) -> list[float]:
+        """Return the minimum of each value over the ranks; see Messages."""
         import torch
 
         options = c10d().AllreduceOptions()
         options.reduceOp = torch.distributed.ReduceOp.MIN
         tensor = torch.tensor(list(values), dtype=torch.float64)
-        self._minimum = self._gloo.allreduce([tensor], options), tensor
-
-    def finish(self) -> list[float]:
-        """Return the minimum that was started; see Messages."""
-        (work, tensor), self._minimum = self._minimum, ()
-        work.wait()
-        values: list[float] = tensor.tolist()
-        return values
+        self._gloo.allreduce([tensor], options).wait()
+        found: list[float] = tensor.tolist()
+        return found
 
     def close(self) -> None:
         """End the group, and with it gloo's threads.

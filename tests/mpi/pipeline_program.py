@@ -1,7 +1,8 @@
-"""Two kinds of jobs with messages of their own: a pipeline in 1F1B with random schedules, and a wait that fails.
+"""Jobs with messages of their own: pipelines with random schedules, in 1F1B or interleaved, and a wait that fails.
 
 pipeline SEED: each step has another number of microbatches, of uneven lengths; parameters change without an optimizer,
 so that steps are found late, and not at the same place on all ranks.
+interleaved SEED: the same with two stages on each rank, the second ones behind the first ones of all ranks.
 failing: rank 1 dies while rank 0 waits for it; rank 0 prints the traceback of its wait.
 """
 
@@ -38,10 +39,17 @@ def note_comparisons() -> list[str]:
 
 
 class Stage:
-    """A stage with a module without parameters, whose messages nothing of torch's pipelining sends."""
+    """A stage with a module without parameters, whose messages nothing of torch's pipelining sends.
 
-    def __init__(self) -> None:
-        self.rank, self.last = dist.get_rank(), dist.get_world_size() - 1
+    Args:
+        turn: how many stages of this rank are before it.
+        num_turns: how many stages each rank has.
+    """
+
+    def __init__(self, turn: int = 0, num_turns: int = 1) -> None:
+        rank, num_ranks = dist.get_rank(), dist.get_world_size()
+        self.number, self.last = turn * num_ranks + rank, num_turns * num_ranks - 1
+        self.before, self.behind = (rank - 1) % num_ranks, (rank + 1) % num_ranks
         self.module = nn.Sequential(nn.Linear(8, 8), nn.ReLU())
         self.criterion = nn.MSELoss()
         self.sent: list[Any] = []
@@ -53,23 +61,23 @@ class Stage:
         return tensor
 
     def forward(self, length_s: float) -> None:
-        x = torch.ones(SHAPE) if self.rank == 0 else self.receive(self.rank - 1).requires_grad_()
+        x = torch.ones(SHAPE) if self.number == 0 else self.receive(self.before).requires_grad_()
         time.sleep(length_s)
         y = self.module(x)
-        if self.rank < self.last:
-            self.sent.append(dist.isend(y.detach(), self.rank + 1))
+        if self.number < self.last:
+            self.sent.append(dist.isend(y.detach(), self.behind))
         self.under_way.append((x, y))
 
     def backward(self, length_s: float) -> None:
         x, y = self.under_way.pop(0)
-        if self.rank == self.last:
+        if self.number == self.last:
             self.criterion(y, torch.zeros(SHAPE)).backward()
         else:
-            y.backward(self.receive(self.rank + 1))
+            y.backward(self.receive(self.behind))
         time.sleep(length_s)
-        if self.rank:
+        if self.number:
             assert x.grad is not None
-            self.sent.append(dist.isend(x.grad, self.rank - 1))
+            self.sent.append(dist.isend(x.grad, self.before))
 
     def update(self) -> None:
         while self.sent:
@@ -86,7 +94,7 @@ def pipeline(seed: str) -> None:
     threads, stage = note_comparisons(), Stage()
     for _ in range(STEPS):
         num_microbatches = schedule.randint(1, 6)
-        num_ahead = min(stage.last - stage.rank, num_microbatches)
+        num_ahead = min(stage.last - stage.number, num_microbatches)
         lengths_s = [own.choice([0.0, 0.002, 0.02]) for _ in range(2 * num_microbatches)]
         for _ in range(num_ahead):
             stage.forward(lengths_s.pop())
@@ -97,7 +105,23 @@ def pipeline(seed: str) -> None:
             stage.backward(lengths_s.pop())
         stage.update()
     time.sleep(0.3)
-    sys.stdout.write(f"rank {stage.rank} compared in {' '.join(sorted(set(threads)))}\n")
+    sys.stdout.write(f"rank {stage.number} compared in {' '.join(sorted(set(threads)))}\n")
+    dist.destroy_process_group()
+
+
+def interleaved(seed: str) -> None:
+    schedule, own = random.Random(seed), random.Random(f"{seed}/{dist.get_rank()}")
+    stages = [Stage(turn, 2) for turn in range(2)]
+    for _ in range(STEPS):
+        num_microbatches = schedule.randint(1, 6)
+        for stage in stages:
+            for _ in range(num_microbatches):
+                stage.forward(own.choice([0.0, 0.002, 0.02]))
+        for stage in reversed(stages):
+            for _ in range(num_microbatches):
+                stage.backward(own.choice([0.0, 0.002, 0.02]))
+        for stage in stages:
+            stage.update()
     dist.destroy_process_group()
 
 

@@ -31,6 +31,16 @@ def test_no_rank_of_a_pipeline_waits_for_a_comparison_of_clocks(torchrun: Run, t
     assert {len(trace.tables["steps"]) for trace in traces} == {12}
 
 
+@pytest.mark.parametrize("kind", only_nightly(["pipeline"], ["interleaved"]))
+def test_no_rank_of_a_pipeline_waits_for_pacing(torchrun: Run, tmp_path: Path, kind: str) -> None:
+    """Rank 0 ends its steps before it has sent what rank 1 waits for: an exchange that waits there never ends."""
+    options = ("--run-dir", tmp_path / "run", "--pace", "published-window", "--", PROGRAM, kind, "seed 0")
+    settings = {"HPCPACE_PACE_FIND_STEPS": "2", "HPCPACE_PACE_WINDOW_STEPS": "2", "HPCPACE_PACE_TIMEOUT_S": "3600"}
+    result = torchrun(2, "-m", "hpcpace", "trace", *options, **settings)
+    assert result.returncode == 0, result.stderr
+    assert "hpcpace: pacing off: " in result.stderr
+
+
 @pytest.mark.parametrize("compiled", only_nightly(["true"], ["false"]))
 def test_a_wait_that_fails_has_the_traceback_of_the_script(torchrun: Run, tmp_path: Path, compiled: str) -> None:
     options = ("--run-dir", tmp_path / "run", "--", PROGRAM, "failing")

@@ -55,6 +55,18 @@ class Hub:
             return [value for _, value in sorted(self._brought[meeting].items())]
 
 
+@dataclass(frozen=True)
+class HubAnswer:
+    """What all ranks bring to a meeting, as `combine` has it; a rank that takes it waits for them in virtual time."""
+
+    hub: Hub
+    meeting: str
+    combine: Callable[[list[Any]], Any] = list
+
+    def result(self, timeout_s: float) -> Any:
+        return self.combine(self.hub.all_of(self.meeting, TIMEOUT_S))
+
+
 class HubExchange:
     """The exchange of one rank; fails at its `fails_at`-th message."""
 
@@ -63,18 +75,16 @@ class HubExchange:
         self._num_started = 0
         self.is_closed = False
 
-    def allgather(self, value: Any) -> list[Any]:
+    def allgather(self, value: Any) -> HubAnswer:
         self._hub.bring("allgather", self._rank, value)
-        return self._hub.all_of("allgather", TIMEOUT_S)
+        return HubAnswer(self._hub, "allgather")
 
-    def start(self, values: Sequence[float]) -> None:
+    def minimum(self, values: Sequence[float]) -> HubAnswer:
         self._num_started += 1
         if self._num_started == self._fails_at:
             raise RuntimeError("the network is gone")
         self._hub.bring(f"minimum {self._num_started}", self._rank, list(values))
-
-    def finish(self) -> list[float]:
-        return np.min(self._hub.all_of(f"minimum {self._num_started}", TIMEOUT_S), axis=0).tolist()
+        return HubAnswer(self._hub, f"minimum {self._num_started}", lambda brought: np.min(brought, axis=0).tolist())
 
     def close(self) -> None:
         self.is_closed = True

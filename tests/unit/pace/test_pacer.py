@@ -67,7 +67,7 @@ def test_every_measured_step_is_a_row() -> None:
     ranks = run_job(SETTINGS, _polled_slow_rank, num_steps=600)
     for number, rank in enumerate(ranks):
         steps = [row[0] for row in rank.rows]
-        assert steps == list(range(12, 600))
+        assert steps == list(range(22, 600))
         assert {row[1] for row in rank.rows} == {PacePolicy.SLACK}
         known = [row for row in rank.rows if row[5] >= 0]
         assert len(known) >= 570
@@ -79,15 +79,15 @@ def test_every_measured_step_is_a_row() -> None:
 
 def test_observing_delays_nobody() -> None:
     ranks = run_job(PaceSettings(policy="observe"), _slow_rank, num_steps=100)
-    assert all(not rank.delays and len(rank.rows) == 88 for rank in ranks)
+    assert all(not rank.delays and len(rank.rows) == 78 for rank in ranks)
     assert {row[2] for row in ranks[0].rows} == {PaceArm.OFF}
     assert ranks[0].record.sentence() == "pacing off: observed only"
 
 
 def test_without_a_trial_the_policy_is_on_after_three_windows() -> None:
     ranks = run_job(PaceSettings(policy="published-spread", trial=False), _slow_rank, num_steps=100)
-    assert {row[2] for row in ranks[0].rows if row[0] < 42} == {PaceArm.OFF}
-    assert {row[2] for row in ranks[0].rows if row[0] >= 42} == {PaceArm.ON}
+    assert {row[2] for row in ranks[0].rows if row[0] < 52} == {PaceArm.OFF}
+    assert {row[2] for row in ranks[0].rows if row[0] >= 52} == {PaceArm.ON}
     assert ranks[0].delays
     assert ranks[0].record.sentence() == "pacing on: published-spread without a trial"
 
@@ -231,7 +231,7 @@ def test_coschedule_collects_on_the_same_steps_of_all_ranks() -> None:
 def test_coschedule_without_collections_says_so_also_without_a_trial() -> None:
     gc.disable()
     try:
-        ranks = run_job(PaceSettings(policy="coschedule", trial=False), _slow_rank, num_steps=70)
+        ranks = run_job(PaceSettings(policy="coschedule", trial=False), _slow_rank, num_steps=80)
     finally:
         gc.enable()
     assert {row[2] for row in ranks[0].rows} == {PaceArm.OFF}
@@ -315,3 +315,40 @@ def test_a_broken_exchange_costs_each_rank_one_warning(monkeypatch: pytest.Monke
     assert ranks[3].warnings == ["pacing ends: the network is gone; the job runs on unpaced"]
     assert all(len(rank.warnings) == 1 and "not every rank came" in rank.warnings[0] for rank in ranks[:3])
     assert all(rank.record.reason.startswith("given up: ") for rank in ranks)
+
+
+class Silent:
+    """An exchange in which no other rank says anything."""
+
+    def __init__(self) -> None:
+        self.waits_s: list[float] = []
+
+    def allgather(self, value: Any) -> Silent:
+        return self
+
+    minimum = allgather
+
+    def result(self, timeout_s: float) -> Any:
+        self.waits_s.append(timeout_s)
+        raise TimeoutError("nobody has come")
+
+    def close(self) -> None:
+        raise AssertionError("closing needs all ranks")
+
+
+@pytest.mark.parametrize(("step_ns", "wait_s"), [(1_000_000, 0.01), (80_000_000, 0.08)])
+def test_a_rank_waits_for_silent_ones_once_and_no_longer_than_a_step(step_ns: int, wait_s: float) -> None:
+    exchange, warnings = Silent(), list[str]()
+    pacer = Pacer(
+        PaceSettings(policy="slack", timeout_s=3600.0),
+        rank=0,
+        exchange=exchange,
+        profile=RankProfile(host_key="host", cores=frozenset()),
+        first_step=1,
+        trace=PacedRank(record=PacingRecord(policy="")),
+        warn=warnings.append,
+    )
+    for step in range(50):
+        pacer.end_step(step, step_ns, 0)
+    assert exchange.waits_s == [wait_s] and len(warnings) == 1
+    assert pacer.close(in_order=True).sentence() == "pacing off: given up: nobody has come"
