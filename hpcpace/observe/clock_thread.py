@@ -33,6 +33,8 @@ class ClockThread:
         add: takes each sample of this rank's clock.
         notice: returns what rank 0 says about the step to agree on.
         warn: takes the one warning that comparisons stop.
+        leave_timeout_s: how long a rank that leaves waits for the others; less than a comparison may take where nothing
+            says that they leave together, and without a warning then.
 
     Attributes:
         halfwidth_ns: uncertainty of this rank's clock at the last comparison; None before the first.
@@ -45,7 +47,9 @@ class ClockThread:
         add: Callable[[ClockSample], object],
         notice: Callable[[], tuple[int, ...]],
         warn: Callable[[str], None],
+        leave_timeout_s: float,
     ) -> None:
+        self._leave_timeout_s = leave_timeout_s
         self.halfwidth_ns: int | None = None
         self._sync, self._add, self._notice, self._warn = sync, add, notice, warn
         self._step, self._recent_ns = 0, deque[int](maxlen=_NUM_RECENT_STEPS)
@@ -74,14 +78,14 @@ class ClockThread:
         return notice
 
     def close(self, *, in_order: bool) -> None:
-        """End the comparisons; if all ranks end here, with a last one, for which each waits up to the timeout."""
-        self._until_ns = time.monotonic_ns() + round(self._sync.timeout_s * NS_PER_S)
+        """End the comparisons; if all ranks end here, with a last one, for which each waits up to a timeout."""
+        self._until_ns = time.monotonic_ns() + round(self._leave_timeout_s * NS_PER_S)
         self._is_dropped = not in_order
         self._is_leaving.set()
         if self._thread is None:
             self._run()
         else:
-            self._thread.join(self._sync.timeout_s + _GRACE_S)
+            self._thread.join(self._leave_timeout_s + _GRACE_S)
             if self._thread.is_alive():
                 return  # it still uses the messages
         if in_order and not self._sync.broken:
@@ -95,10 +99,10 @@ class ClockThread:
                 break
 
     def _ends(self) -> bool:
-        """Return whether this rank ends by an error, which a rank that has left may have been the first sign of."""
+        """Return whether this rank ends: by an error, of which one that has left was a sign, or before the others."""
         if threading.current_thread() is self._thread:
             self._is_leaving.wait(_GRACE_S)
-        return self._is_dropped
+        return self._is_dropped or (self._is_leaving.is_set() and self._leave_timeout_s < self._sync.timeout_s)
 
     def _compare(self) -> bool:
         recent_ns = [*self._recent_ns]

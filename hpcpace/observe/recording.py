@@ -47,7 +47,7 @@ from hpcpace.observe.joined import JoinedRank, save_host_snapshots
 from hpcpace.observe.node_local import place_on_node
 from hpcpace.observe.pacing import Pacer
 from hpcpace.observe.phases import PhaseObserver
-from hpcpace.observe.settings import HangConfig, MetricsConfig, TraceConfig
+from hpcpace.observe.settings import ClockConfig, HangConfig, MetricsConfig, TraceConfig
 from hpcpace.observe.step_figures import MeasureParts, StepFigures
 from hpcpace.observe.steps import StepFinder
 from hpcpace.observe.switching import NO_SIGNAL, OrderFile, OrderSignal, find_switching
@@ -133,6 +133,7 @@ class Recording:
                 add=lambda sample: self.recorder.add_clock(*sample),
                 notice=lambda: self._switching.notice,
                 warn=warner.warn_once_for_all,
+                leave_timeout_s=config.of(ClockConfig).leave_timeout_s(is_meant=steps is None),
             )
         self._groups = GroupNumbers(self.recorder)
         self._collectives = SwitchedCollectives(partial(self._new_observer, config))

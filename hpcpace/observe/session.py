@@ -402,12 +402,14 @@ class Session(SessionSettings):
 
     def _leave_together(self, messages: Messages | NoMessages) -> None:
         """Wait for the other ranks, up to a timeout, so that rank 0 may read every trace from here on."""
+        is_meant = self.step_from is None
         try:
             with closing(messages):
-                messages.meet(self._config.of(ClockConfig).timeout_s)
+                messages.meet(self._config.of(ClockConfig).leave_timeout_s(is_meant=is_meant))
             self._messages = None
         except Exception as error:  # the job may have ended torch's process group already: no reason to fail it
-            self._warner.warn_once_for_all(f"the ranks did not leave the session together: {error}")
+            if is_meant:
+                self._warner.warn_once_for_all(f"the ranks did not leave the session together: {error}")
 
 
 def probe_in_job(

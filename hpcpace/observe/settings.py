@@ -18,6 +18,8 @@ ON_HANG_VARIABLE = "HPCPACE_HANG_ON_HANG"
 SUMMARY_VARIABLE = "HPCPACE_TRACE_SUMMARY"
 """By this variable, a batch job leaves out the summary at the end of a run: its report follows."""
 METRICS_RANKS = ("first", "node")
+_LEAVES_WITHIN_S = 1.0
+"""timing: ranks that end torch's group after the same last operation do so within less."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,6 +106,15 @@ class ClockConfig(Section, section="clock"):
     """Round trips per measurement; the shortest counts."""
     timeout_s: float = number(10.0, 0.1)
     """Seconds after which a comparison is given up; the job goes on."""
+
+    def leave_timeout_s(self, *, is_meant: bool) -> float:
+        """Return for how long a rank that leaves waits for the others.
+
+        Args:
+            is_meant: whether a script says that all leave there. Where it only ends torch's group, another rank may
+                wait for what this one does next.
+        """
+        return self.timeout_s if is_meant else min(self.timeout_s, _LEAVES_WITHIN_S)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,6 +3,7 @@
 pipeline SEED: each step has another number of microbatches, of uneven lengths; parameters change without an optimizer,
 so that steps are found late, and not at the same place on all ranks.
 interleaved SEED: the same with two stages on each rank, the second ones behind the first ones of all ranks.
+leaving FILE: rank 0 ends torch's group, and then does what rank 1 waits for before it ends its own.
 failing: rank 1 dies while rank 0 waits for it; rank 0 prints the traceback of its wait.
 """
 
@@ -14,6 +15,7 @@ import sys
 import threading
 import time
 import traceback
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -122,6 +124,22 @@ def interleaved(seed: str) -> None:
                 stage.backward(own.choice([0.0, 0.002, 0.02]))
         for stage in stages:
             stage.update()
+    dist.destroy_process_group()
+
+
+def leaving(file: str) -> None:
+    parameter = nn.Parameter(torch.ones(8))
+    optimizer = torch.optim.SGD([parameter])
+    for _ in range(STEPS):
+        parameter.sum().backward()
+        dist.all_reduce(parameter.grad)
+        optimizer.step()
+    if dist.get_rank() == 0:
+        dist.destroy_process_group()
+        Path(file).touch()
+        return
+    while not Path(file).exists():
+        time.sleep(0.01)
     dist.destroy_process_group()
 
 

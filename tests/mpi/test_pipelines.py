@@ -41,6 +41,16 @@ def test_no_rank_of_a_pipeline_waits_for_pacing(torchrun: Run, tmp_path: Path, k
     assert "hpcpace: pacing off: " in result.stderr
 
 
+def test_a_rank_that_leaves_does_not_wait_for_one_that_waits_for_it(torchrun: Run, tmp_path: Path) -> None:
+    """Where nothing says that ranks leave together, an hour for each comparison of clocks is none at the end."""
+    options = ("--run-dir", tmp_path / "run", "--", PROGRAM, "leaving", tmp_path / "has left")
+    result = torchrun(2, "-m", "hpcpace", "trace", *options, HPCPACE_CLOCK_TIMEOUT_S="3600")
+    assert result.returncode == 0, result.stderr
+    assert "warning" not in result.stderr
+    traces = [read_trace(path) for path in open_run(tmp_path / "run").attempt(0).trace_files().values()]
+    assert {len(trace.tables["steps"]) for trace in traces} == {12}
+
+
 @pytest.mark.parametrize("compiled", only_nightly(["true"], ["false"]))
 def test_a_wait_that_fails_has_the_traceback_of_the_script(torchrun: Run, tmp_path: Path, compiled: str) -> None:
     options = ("--run-dir", tmp_path / "run", "--", PROGRAM, "failing")

@@ -44,7 +44,9 @@ def test_that_a_rank_has_left_is_a_warning_unless_this_one_ends_by_it(ends_by_er
     warnings: list[str] = []
     sync = _Left()
     sync.found = [_agreed(10, 1)]
-    clocks = ClockThread(sync, add=lambda sample: None, notice=lambda: (0, 0, 0, 0), warn=warnings.append)
+    clocks = ClockThread(
+        sync, add=lambda sample: None, notice=lambda: (0, 0, 0, 0), warn=warnings.append, leave_timeout_s=1.0
+    )
     clocks.start(0)
     clocks.close(in_order=not ends_by_error)
     expected = "clock comparisons stop: rank 1 has left; times of different hosts lose precision from here on"
@@ -52,7 +54,7 @@ def test_that_a_rank_has_left_is_a_warning_unless_this_one_ends_by_it(ends_by_er
 
 
 def _thread(sync: _Sync) -> ClockThread:
-    return ClockThread(sync, add=lambda sample: None, notice=lambda: (0, 0, 0, 0), warn=lambda message: None)
+    return ClockThread(sync, add=lambda sample: None, notice=lambda: (0, 0, 0, 0), warn=str, leave_timeout_s=1.0)
 
 
 def _agreed(step: int, number: int) -> Agreement:
