@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import grp
 import os
 import pwd
@@ -32,6 +33,47 @@ _REASONS = {
 }
 
 
+_FIRST_ASIDE = 512
+"""A program that has closed descriptors gets their numbers for its next files, the lowest first."""
+
+
+def set_aside(descriptor: int) -> int:
+    """Return a descriptor of the same file with a high number, and close the one given.
+
+    For what stays open in somebody else's process: a program that closes descriptors that it does not know, as daemons
+    do, would else find us writing to its next files, or closing them.
+    """
+    try:
+        aside: int = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, _FIRST_ASIDE)
+    except OSError:  # the process may have no more descriptors, or none so high
+        return descriptor
+    os.close(descriptor)
+    return aside
+
+
+def close_own(descriptor: int) -> None:
+    """Close a descriptor, unless the program has done so."""
+    try:
+        os.close(descriptor)
+    except OSError as error:
+        if error.errno != errno.EBADF:
+            raise
+
+
+@contextmanager
+def opening_aside() -> Iterator[None]:
+    """Give high numbers also to descriptors that somebody else's code opens in the block."""
+    taken = [os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)]
+    try:
+        with contextlib.suppress(OSError):  # as above
+            while taken[-1] < _FIRST_ASIDE:
+                taken.append(os.dup(taken[0]))
+        yield
+    finally:
+        for descriptor in taken:
+            os.close(descriptor)
+
+
 class Folder:
     """A folder that is held open until `close`, the end of a `with` block, or the end of the object.
 
@@ -44,7 +86,7 @@ class Folder:
         self.path = path
         self.owner = owner
         self._descriptor = descriptor
-        self._finalizer = weakref.finalize(self, os.close, descriptor)
+        self._finalizer = weakref.finalize(self, close_own, descriptor)
 
     @classmethod
     def open(cls, path: Path, *, make: bool = False, num_ours: int = 0) -> Folder:
@@ -68,6 +110,10 @@ class Folder:
     def again(self) -> Folder:
         """Open the same folder once more, whatever has its path now."""
         return Folder(os.dup(self._descriptor), self.path, self.owner)
+
+    def aside(self) -> Folder:
+        """Open it once more, to stay open in somebody else's process; see `set_aside`."""
+        return Folder(set_aside(os.dup(self._descriptor)), self.path, self.owner)
 
     def __enter__(self) -> Folder:
         return self

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 
+from hpcpace.core.files import set_aside
 from hpcpace.core.rundir import Attempt
 from hpcpace.hang.notices import TIMEOUT_S, Notice, address, is_own_user, notice_text
 
@@ -34,7 +35,7 @@ class Answers:
 
     def start(self) -> None:
         """Begin to listen."""
-        listener = socket.socket(socket.AF_UNIX)
+        listener = socket.socket(fileno=set_aside(socket.socket(socket.AF_UNIX).detach()))
         try:
             listener.bind(address(self._attempt, self._rank))
             listener.listen(_MAX_WAITING)
@@ -51,7 +52,7 @@ class Answers:
         if listener is not None:
             with suppress(OSError):
                 listener.shutdown(socket.SHUT_RDWR)  # wakes the thread up
-            listener.close()
+                listener.close()
 
     def _run(self, listener: socket.socket) -> None:
         while self._listener is listener:

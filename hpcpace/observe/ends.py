@@ -31,6 +31,7 @@ from typing import Any
 
 from hpcpace.core.compat import load_compiled
 from hpcpace.core.environment import process_redaction
+from hpcpace.core.files import close_own, set_aside
 from hpcpace.core.log_text import plain_text
 from hpcpace.core.redaction import Redaction
 from hpcpace.core.text import own_frame
@@ -190,7 +191,7 @@ class TerminationTrap:
         signal.set_wakeup_fd(listener)
         if listener != -1:  # an event loop of the job's listens for signals
             return False
-        reader, writer = self._sockets = socket.socketpair()
+        reader, writer = self._sockets = _socket_pair()
         writer.setblocking(False)
         signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
         signal.signal(signal.SIGTERM, self._tell)
@@ -216,19 +217,20 @@ class TerminationTrap:
         current = signal.set_wakeup_fd(-1)
         if current != writer.fileno():  # an event loop of the job's has taken its place
             signal.set_wakeup_fd(current)
-        writer.close()
+        with suppress(OSError):
+            writer.close()
 
     def _tell(self, number: int, frame: FrameType | None) -> None:
         # Once more, for an event loop of the job's may have taken the descriptor's place. A handler of the job's that
         # was set on top of ours may call this, or put it back, long after the trap is gone.
         if self._sockets is not None:
-            with contextlib.suppress(BlockingIOError):
+            with contextlib.suppress(OSError):  # it is full, or the job has closed it
                 self._sockets[1].send(bytes([number]))
         else:
             act_by_default(number, self._tell)
 
     def _watch(self, reader: socket.socket) -> None:
-        with reader:
+        with suppress(OSError), reader:  # the job may close descriptors that it does not know
             while numbers := reader.recv(16):
                 if signal.SIGTERM in numbers:
                     self._answer()
@@ -240,6 +242,11 @@ class TerminationTrap:
         finally:
             if is_decisive:
                 _end_by_default(signal.SIGTERM)
+
+
+def _socket_pair() -> tuple[socket.socket, socket.socket]:
+    first, second = (socket.socket(fileno=set_aside(one.detach())) for one in socket.socketpair())
+    return first, second
 
 
 @contextlib.contextmanager
@@ -400,8 +407,8 @@ class AbortTrap:
         library = _abort_library()
         if library is None:
             return False
-        asked_fd, self._tell_fd = os.pipe2(os.O_CLOEXEC)
-        self._told_fd, answer_fd = os.pipe2(os.O_CLOEXEC)
+        asked_fd, self._tell_fd = map(set_aside, os.pipe2(os.O_CLOEXEC))
+        self._told_fd, answer_fd = map(set_aside, os.pipe2(os.O_CLOEXEC))
         os.set_blocking(self._tell_fd, False)
         check = ctypes.cast(ctypes.pythonapi.PyGILState_Check, ctypes.c_void_p)
         if library.hold_aborts(self._tell_fd, self._told_fd, _ABORT_TIMEOUT_MS, check):
@@ -414,17 +421,17 @@ class AbortTrap:
         library = _abort_library()
         if library is not None and self._tell_fd >= 0:
             library.release_aborts()
-            os.close(self._tell_fd)
+            close_own(self._tell_fd)
             self._tell_fd = self._told_fd = -1
 
     def _watch(self, asked_fd: int, answer_fd: int) -> None:
         try:
-            if os.read(asked_fd, 1):
-                with suppress(Exception):  # the process aborts for a reason of its own
+            with suppress(Exception):  # the process aborts for a reason of its own, or has closed the descriptor
+                if os.read(asked_fd, 1):
                     self._rescue()
         finally:
-            os.close(answer_fd)  # the other end of the pipe is ready then
-            os.close(asked_fd)
+            close_own(answer_fd)  # the other end of the pipe is ready then
+            close_own(asked_fd)
 
 
 @cache

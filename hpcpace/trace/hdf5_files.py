@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcpace.core.compat import hdf5_library
-from hpcpace.core.files import copy_file
+from hpcpace.core.files import close_own, copy_file, opening_aside, set_aside
 from hpcpace.trace.schema import (
     DEFLATE_LEVEL,
     FIRST_ROW,
@@ -374,11 +374,12 @@ class Container:
 
     def __init__(self, descriptor: int) -> None:
         """Open the file behind a descriptor that reads and writes; the caller keeps the descriptor."""
-        self._descriptor = os.dup(descriptor)
-        self._finalizer = weakref.finalize(self, os.close, self._descriptor)
+        self._descriptor = set_aside(os.dup(descriptor))
+        self._finalizer = weakref.finalize(self, close_own, self._descriptor)
         # The name leads to the open file itself, whatever is at its path by now (proc(5)). Locks fail on file
         # systems without them, and nobody else writes this file.
-        self._file = h5py.File(f"/proc/self/fd/{descriptor}", "r+", libver=LIBRARY_VERSIONS, locking=False)
+        with opening_aside():
+            self._file = h5py.File(f"/proc/self/fd/{descriptor}", "r+", libver=LIBRARY_VERSIONS, locking=False)
         self._file.swmr_mode = True
         self._hdf5_descriptor: int | None = self._file.id.get_vfd_handle()
         os.register_at_fork(after_in_child=partial(_forget_in_child, weakref.ref(self)))

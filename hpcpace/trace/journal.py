@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from hpcpace.core.codec import convert, parse_json
 from hpcpace.core.errors import TraceError
-from hpcpace.core.files import Folder, closing_descriptor, write_all, write_some
+from hpcpace.core.files import Folder, close_own, closing_descriptor, set_aside, write_all, write_some
 from hpcpace.core.records import dataclass
 from hpcpace.trace.schema import TABLES, TraceHeader, header_values, parse_header
 
@@ -321,8 +321,8 @@ class JournalFile:
     def __init__(self, descriptor: int) -> None:
         self.next_rows: dict[str, int] = {}
         self.open_rows: set[bytes] = set()
-        self._descriptor = os.dup(descriptor)
-        self._finalizer = weakref.finalize(self, os.close, self._descriptor)
+        self._descriptor = set_aside(os.dup(descriptor))
+        self._finalizer = weakref.finalize(self, close_own, self._descriptor)
         self._end = 0
         # Place, number and content of the last row of `account` in the journal.
         self._account: tuple[int, int, NDArray[np.void]] | None = None

@@ -392,7 +392,8 @@ class TraceWriter:
                 return
             self._folder.close()
             self._folder = None
-        self._folder = self._open()
+        with self._open() as folder:
+            self._folder = folder.aside()
 
     def _refuse_existing(self, folder: Folder) -> None:
         for path in (self.journal_path, self.path):

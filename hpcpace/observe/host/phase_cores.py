@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from hpcpace.core.files import close_own, set_aside
 from hpcpace.trace.schema import PHASES_ON_CORES, Phase
 
 _INTERVAL_NS = 100_000_000  # speed: between the begins of steps in which it is read
@@ -106,7 +107,7 @@ class PhaseCores:
         self._is_broken = True
         self._forget()
         if self._descriptor >= 0:
-            os.close(self._descriptor)
+            close_own(self._descriptor)
             self._descriptor = -1
 
     def _forget(self) -> None:
@@ -122,9 +123,10 @@ class PhaseCores:
         self._native = threading.get_native_id()
         self._thread = thread
         if self._descriptor >= 0:
-            os.close(self._descriptor)
+            close_own(self._descriptor)
         try:
-            self._descriptor = os.open(self._proc / "thread-self" / "schedstat", os.O_RDONLY | os.O_CLOEXEC)
+            path = self._proc / "thread-self" / "schedstat"
+            self._descriptor = set_aside(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
         except OSError:
             self._descriptor, self._is_broken = -1, True
             return False
