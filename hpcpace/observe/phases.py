@@ -446,8 +446,9 @@ class PhaseObserver:
         identity = id(optimizer)
         if torch.compiler.is_compiling() or threading.get_ident() in self.backward.others:
             return
-        if all(identity != begun for begun, _ in self._optimizers):
-            if self._optimizers or self._known.have_stepped:
+        optimizers = self._optimizers
+        if (not optimizers or optimizers[-1][0] != identity) and all(identity != begun for begun, _ in optimizers):
+            if optimizers or self._known.have_stepped:
                 return
             self._optimizers.append((identity, self._begin_ns))  # recording began inside this step
         # A step that raised has not ended, and so is still above this one.

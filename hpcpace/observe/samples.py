@@ -164,10 +164,11 @@ class BatchSizes:
         """Return the samples since the last call; 0 where ranks share them."""
         self.optimizer_ended()
         # What no module has got, as in a step with several loaders, counts as well, but not the batch fetched ahead.
-        ahead = [batch for batch in self._fetched if batch.is_ahead]
-        alive = [batch for batch in self._fetched if batch.loader() is not None and not batch.is_ahead]
-        self._num_used += sum(batch.size for batch in alive[:-1])
-        self._fetched = [*ahead, *alive[-1:]]
+        if self._fetched:
+            ahead = [batch for batch in self._fetched if batch.is_ahead]
+            alive = [batch for batch in self._fetched if batch.loader() is not None and not batch.is_ahead]
+            self._num_used += sum(batch.size for batch in alive[:-1])
+            self._fetched = [*ahead, *alive[-1:]]
         self._evaluated.clear()
         num_samples = self._num_used if self._has_loader else self._most
         self._num_used = self._most = 0

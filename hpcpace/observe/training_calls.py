@@ -221,9 +221,10 @@ class BackwardPasses:
         The autograd engine calls its final callbacks in the order in which they were queued. DDP queues the wait for
         its buckets when the last of them is ready; ours is queued at the start and so runs before that wait.
         """
-        roots = tensors if isinstance(tensors, (list, tuple)) else [tensors]
-        root = next((t for t in roots if isinstance(t, torch.Tensor) and t.requires_grad), None)
-        if root is None:
+        for root in tensors if isinstance(tensors, (list, tuple)) else [tensors]:
+            if isinstance(root, torch.Tensor) and root.requires_grad:
+                break
+        else:
             return None
 
         def local_end() -> None:

@@ -67,7 +67,7 @@ class Pattern:
     is_regular: bool = True
     num_backward: int = 1
 
-    @property
+    @cached_property
     def is_by_backward(self) -> bool:
         """Whether no optimizer steps."""
         return not self.updates
