@@ -48,6 +48,8 @@ _MAX_HELD_ROWS = 50_000
 _BACKWARD_LEFT = 4
 # Optimizers that exist and have not stepped are awaited this long: a generator may step in every fifth iteration only.
 _UPDATES_FOR_IDLE = 8
+# A pattern of which so many updates come out of order, and more than this part of them, has shown itself by chance.
+_MIN_IRREGULAR, _MOST_IRREGULAR = 4, 0.25
 # So many updates without any backward pass are no preparation: the gradients come from elsewhere.
 _UPDATES_WITHOUT_BACKWARD = 4
 # So many backward passes, of which none shows whether it updates parameters, are a step each.
@@ -126,6 +128,7 @@ class StepFinder:
         self._position = 0
         self._has_backward = self._ever_backward = self._is_open = False
         self._num_backward = self._num_counted = self._num_irregular = 0
+        self._num_followed = self._num_excused = 0  # updates, and those out of order, when the pattern was found
         self._num_ended = 0  # backward passes before the end of the last step
         # Updates that must repeat before a pattern is believed: more each time one has proved wrong.
         self._num_wanted = 0
@@ -369,12 +372,15 @@ class StepFinder:
         if self.sink is not None and marks:
             self.sink.settle(steps, ends_ns)
         self._num_steps += len(ends_ns)
+        self._num_followed, self._num_excused = 0, self._num_irregular
         self._tell()
 
     def _follow(self, mark: Mark, pattern: Pattern) -> None:
         is_new = pattern.identity_of(mark) not in pattern.keys and pattern.is_regular
-        if mark.begins_update and (is_new or self._is_blind) and not self._marks:
-            has_returned = pattern.identity_of(mark) in self._past  # else it may go on like this: phases, trials
+        is_by_chance = self._is_by_chance(mark)
+        if mark.begins_update and (is_new or is_by_chance or self._is_blind) and not self._marks:
+            # Else it may go on like this: phases, trials.
+            has_returned = is_by_chance or pattern.identity_of(mark) in self._past
             num_wanted = 2 * self._num_wanted if has_returned else self._num_wanted
             self._num_wanted = min(max(num_wanted, _UPDATES_FOR_IDLE), _MAX_UPDATES)
             self._is_blind = False
@@ -383,6 +389,12 @@ class StepFinder:
             self._learn(mark)
         elif self._advance(mark, pattern):
             self._end_step(mark.end_ns)
+
+    def _is_by_chance(self, mark: Mark) -> bool:
+        """Return whether the pattern has proved to be none."""
+        self._num_followed += mark.begins_update
+        num_irregular = self._num_irregular - self._num_excused
+        return num_irregular >= _MIN_IRREGULAR and num_irregular > _MOST_IRREGULAR * self._num_followed
 
     def _advance(self, mark: Mark, pattern: Pattern) -> bool:
         """Go on in the pattern; return whether that ends a step."""
