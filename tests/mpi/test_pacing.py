@@ -109,7 +109,7 @@ def test_a_rank_that_dies_does_not_hang_the_others(mpiexec: Run, tmp_path: Path)
 
 
 def test_a_script_without_a_line_is_paced_under_torchrun(torchrun: Run, tmp_path: Path) -> None:
-    script = ["-m", "hpcpace", "trace", "--pace", "observe", "--run-dir", tmp_path / "run", "--", OWN_SCRIPT, "60"]
+    script = ["-m", "hpcpace", "trace", "--pace", "observe", "--run-dir", tmp_path / "run", "--", OWN_SCRIPT, "70"]
     result = torchrun(2, *script)
     assert result.returncode == 0, result.stderr
     assert "hpcpace: pacing off: observed only" in result.stderr
