@@ -55,6 +55,7 @@ from hpcpace.observe.update_patterns import StepSource
 from hpcpace.observe.watchdog import Seen, Watchdog
 from hpcpace.trace.recorder import Recorder
 from hpcpace.trace.schema import DEVICE_TABLES, NUMBER_BITS, TABLES, ErrorPart, EventKind, Phase, StepFlag, TraceHeader
+from hpcpace.world.clock import ClockSync
 
 NAMED = "named by the script"
 _FIRST_FLUSH_TIMEOUT_S = 5.0
@@ -126,15 +127,8 @@ class Recording:
             self._device.record_into(self.recorder)
         self.recorder.phase_ended = None if self._phase_cores is None else self._phase_cores.ended
         self.recorder.keeps = self._switching.keeps
-        self.clocks: ClockThread | None = None
-        if sync is not None:
-            self.clocks = ClockThread(
-                sync,
-                add=lambda sample: self.recorder.add_clock(*sample),
-                notice=lambda: self._switching.notice,
-                warn=warner.warn_once_for_all,
-                leave_timeout_s=config.of(ClockConfig).leave_timeout_s(is_meant=steps is None),
-            )
+        leave_timeout_s = config.of(ClockConfig).leave_timeout_s(is_meant=steps is None)
+        self.clocks = None if sync is None else self._new_clocks(sync, leave_timeout_s)
         self._groups = GroupNumbers(self.recorder)
         self._collectives = SwitchedCollectives(partial(self._new_observer, config))
         self.recorder.open_collectives = self._collectives.open_collectives
@@ -167,6 +161,15 @@ class Recording:
             return self._device.marks.now, None
         cores = PhaseCores() if config.of(TraceConfig).counters else None
         return (time.monotonic_ns if cores is None else cores.now), cores
+
+    def _new_clocks(self, sync: ClockSync, leave_timeout_s: float) -> ClockThread:
+        return ClockThread(
+            sync,
+            add=lambda sample: self.recorder.add_clock(*sample),
+            notice=lambda: self._switching.notice,
+            warn=self._warner.warn_once_for_all,
+            leave_timeout_s=leave_timeout_s,
+        )
 
     def _new_recorder(self, config: Config, header: TraceHeader, path: Path) -> Recorder:
         open_folder = partial(Folder.open, path.parent, make=True, num_ours=NUM_OURS_OF_TRACES)
