@@ -225,7 +225,7 @@ def _advice(hang: Hang, job: JobView) -> str:
         case HangKind.NEVER_CALLED:
             return f"{look}: find the branch that leaves out the operation, or what it does instead"
         case HangKind.OWN_WORK if any(_is_open(job.ranks[rank]) for rank in hang.culprits):
-            return f"{look}: it shows where it is"
+            return f"{look}, and find out what that line waits for or why it goes on"
         case HangKind.OWN_WORK:
             return f"{look}, and check the storage and host on which it works"
         case HangKind.GONE:

@@ -74,16 +74,20 @@ def part_rows(before: Sequence[MeasuredRun], after: Sequence[MeasuredRun]) -> li
     why = "without all ranks" if any(run.num_missing for run in (*before, *after)) else "where they match nothing"
     untold = "" if are_told else f"waits and transfers, not told apart {why}"
     operations = operation_names(before, after)
-    sides = [_mean([_parts(run, untold, operations) for run in group]) for group in (before, after)]
+    is_one_host = all(len({rank.host for rank in run.ranks}) == 1 for run in (*before, *after))
+    place = "rank" if is_one_host else "host"
+    sides = [_mean([_parts(run, untold, operations, place) for run in group]) for group in (before, after)]
     names = dict.fromkeys([*sides[0], *sides[1]])
     rows = [
         PartRow(kind=name[0], name=name[1], before_ns=sides[0].get(name, 0.0), after_ns=sides[1].get(name, 0.0))
         for name in names
     ]
-    return _merged([row for row in rows if max(abs(row.before_ns), abs(row.after_ns)) >= _MIN_NS])
+    return _merged([row for row in rows if max(abs(row.before_ns), abs(row.after_ns)) >= _MIN_NS], place)
 
 
-def _parts(run: MeasuredRun, untold: str, operations: Mapping[Operation, str]) -> dict[tuple[str, str], float]:
+def _parts(
+    run: MeasuredRun, untold: str, operations: Mapping[Operation, str], place: str
+) -> dict[tuple[str, str], float]:
     """Return the parts of a run by kind and name; `untold` names waits and transfers together, or is empty."""
     mean = _mean([dict(rank.parts_ns or {}) for rank in run.ranks])
     step_ns = sum(mean.values())
@@ -91,7 +95,7 @@ def _parts(run: MeasuredRun, untold: str, operations: Mapping[Operation, str]) -
     found |= {("own work", words): mean.get(name, 0.0) for name, words in _OWN.items()}
     waits_ns, transfers_ns = (sum(mean.get(name, 0.0) for name in names) for names in (_WAITS, _TRANSFERS))
     if not untold:
-        found |= _by_cause(run, waits_ns) | _by_operation(run, transfers_ns, operations)
+        found |= _by_cause(run, waits_ns, place) | _by_operation(run, transfers_ns, operations)
     else:
         found["other", untold] = waits_ns + transfers_ns
     found |= {("other", words): mean.get(name, 0.0) for name, words in _APART.items()}
@@ -99,15 +103,16 @@ def _parts(run: MeasuredRun, untold: str, operations: Mapping[Operation, str]) -
     return found
 
 
-def _by_cause(run: MeasuredRun, exposed_ns: float) -> dict[tuple[str, str], float]:
-    """Return the exposed wait by the host at which it began."""
+def _by_cause(run: MeasuredRun, exposed_ns: float, place: str) -> dict[tuple[str, str], float]:
+    """Return the exposed wait by the host at which it began, or by the rank, if `place` says so."""
     caused: dict[str, float] = {}
     for rank in run.ranks:
-        caused[rank.host] = caused.get(rank.host, 0.0) + rank.caused_wait_ns
+        name = f"rank {rank.rank}" if place == "rank" else rank.host
+        caused[name] = caused.get(name, 0.0) + rank.caused_wait_ns
     total = sum(caused.values())
     share = min(exposed_ns / total, 1.0) if total else 0.0
-    found = {("exposed wait", f"for {host}"): value * share for host, value in caused.items()}
-    return found | {("exposed wait", "not traced to a host"): max(exposed_ns - total * share, 0.0)}
+    found = {("exposed wait", f"for {name}"): value * share for name, value in caused.items()}
+    return found | {("exposed wait", f"not traced to a {place}"): max(exposed_ns - total * share, 0.0)}
 
 
 def _by_operation(
@@ -129,15 +134,15 @@ def _mean(tables: Sequence[Mapping[_Name, float]]) -> dict[_Name, float]:
     return {name: fmean(table.get(name, 0.0) for table in tables) for name in names}
 
 
-def _merged(rows: Sequence[PartRow]) -> list[PartRow]:
-    """Return the rows with hosts that hardly changed as one."""
+def _merged(rows: Sequence[PartRow], place: str) -> list[PartRow]:
+    """Return the rows with hosts, or ranks, that hardly changed as one."""
     waits = [row for row in rows if row.kind == "exposed wait" and row.name.startswith("for ")]
     ordered = sorted(waits, key=lambda row: -abs(row.change_ns))
     kept, merged = ordered[:_MAX_CAUSES], ordered[_MAX_CAUSES:]
     others = [row for row in rows if row not in waits]
     if merged:
         before_ns, after_ns = sum(row.before_ns for row in merged), sum(row.after_ns for row in merged)
-        name = f"for {len(merged)} other hosts"
+        name = f"for {len(merged)} other {place}s"
         kept.append(PartRow(kind="exposed wait", name=name, before_ns=before_ns, after_ns=after_ns))
     first = [row for row in others if row.kind == "own work"]
     return [*first, *kept, *(row for row in others if row.kind != "own work")]

@@ -41,6 +41,13 @@ def test_the_parts_add_up_to_the_difference_of_the_means() -> None:
     assert by_name["exposed wait", "for n3"] == pytest.approx(6 * MS)
 
 
+def test_on_one_host_waits_are_for_ranks() -> None:
+    sides = [sample_run("a"), sample_run("b", work=SLOW)]
+    sides = [replace(run, ranks=tuple(replace(rank, host="n0") for rank in run.ranks)) for run in sides]
+    by_name = {(row.kind, row.name): row.change_ns for row in compare(sides[:1], sides[1:]).parts}
+    assert by_name["exposed wait", "for rank 3"] == pytest.approx(6 * MS)
+
+
 def test_what_rounding_leaves_is_no_part() -> None:
     sides = [sample_run(name, mean_ns=(105 + rest) * MS) for name, rest in (("a", 1e-12), ("b", 0.0))]
     assert "gaps" not in [row.name for row in compare(sides[:1], sides[1:]).parts]
