@@ -55,7 +55,7 @@ class Command(click.Command):
         """
         given = list(args)
         if not given and isinstance(self, click.Group) and self.no_args_is_help and not ctx.resilient_parsing:
-            click.echo(ctx.get_help())
+            click.echo(ctx.get_help(), err=True)
             ctx.exit(EXIT_USAGE)
         try:
             return super().parse_args(ctx, args)

@@ -13,6 +13,7 @@ import fcntl
 import grp
 import os
 import pwd
+import socket
 import stat
 import weakref
 from collections.abc import Callable, Iterator
@@ -49,6 +50,11 @@ def set_aside(descriptor: int) -> int:
         return descriptor
     os.close(descriptor)
     return aside
+
+
+def socket_aside(made: socket.socket) -> socket.socket:
+    """Return a socket with the descriptor of another one `set_aside`; the other one is detached."""
+    return socket.socket(made.family, made.type, fileno=set_aside(made.detach()))
 
 
 def close_own(descriptor: int) -> None:

@@ -193,7 +193,7 @@ def _below_line(job: FlowJob, is_left: Bools) -> list[LinkFault]:
     """Return the hosts' links with a lower line rate than others that connections fill; nothing faster need be seen."""
     figures, line = job.figures, job.line_bytes_per_s
     usual = job.usual_line_bytes_per_s
-    if np.isinf(usual):
+    if np.isinf(usual) or not len(figures):
         return []
     is_lower = line * (1 + job.limits.rate_share) <= usual
     rate = np.exp(figures.log_rate)

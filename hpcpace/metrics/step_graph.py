@@ -153,6 +153,7 @@ _NONE = -1
 _MAX_PLACES = 8  # speed: ranks, and steps of each, that show where a wait comes: all have it at the same place
 _ROUNDING_NS = RESOLUTION_NS["collectives"]["enter_ns"]
 _SEEN_NS = 2_048  # format: a shorter wait may be rounding alone
+_APART_SHARE = 0.01  # statistics: of a step; what passes between steps of an importer may be the cost of its marks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -397,6 +398,7 @@ class _Builder:
             has_free_senders=self._has_free_senders,
             batch=batch,
             placing_ns=events.placing_ns,
+            are_steps_apart=_between_ns(steps, self._slots.column) > _APART_SHARE * float(measured_ns.mean()),
         )
 
     def _add_gates(self, gate_of: Ints, travelling: Ints, way_ns: Ints) -> Ints:
@@ -712,6 +714,12 @@ def _starts(steps: StepPanel, column: Ints, released: Ints) -> Ints:
     follows = np.flatnonzero((np.diff(column) == 1) & (np.diff(steps.step[column]) == 1)) + 1
     start[:, follows] = released[:, follows - 1]
     return start
+
+
+def _between_ns(steps: StepPanel, column: Ints) -> float:
+    """Return the mean time between steps that follow each other, nanoseconds."""
+    follows = column[:-1][(np.diff(column) == 1) & (np.diff(steps.step[column]) == 1)]
+    return float((steps.begin_ns[:, follows + 1] - steps.end_ns[:, follows]).mean()) if len(follows) else 0.0
 
 
 def _queue(operations: Operations, table: Ints, rank: Ints, time: Floats) -> Ints:

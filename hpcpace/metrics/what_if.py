@@ -51,6 +51,7 @@ class StepGraph:
         has_free_senders: whether the time of some senders is kept whatever their receivers do: whether these hold them
             is not known.
         placing_ns: how wrong the places of waits that blocked nobody are together, nanoseconds of a step.
+        are_steps_apart: whether time passes between the steps of a rank.
         batch: the transfer that has the time of all of its batch, for each node, which is itself where it is in none;
             int64, (num_nodes,). None where there are no batches.
     """
@@ -70,6 +71,7 @@ class StepGraph:
     work_begin_ns: Ints
     has_free_senders: bool = False
     placing_ns: float = 0.0
+    are_steps_apart: bool = False
     batch: Ints | None = None
 
     @cached_property
@@ -169,8 +171,11 @@ def replayed_ns(graph: StepGraph, replaced: Replaced | None = None) -> Floats:
 def settled_ns(graph: StepGraph, replaced: Replaced | None = None) -> Floats:
     """Return what `replayed_ns` does, with each rank starting a step when it ends the one before in the replay.
 
-    Who starts how much later than others may be due to what is replaced, such as a slow stage of a pipeline.
+    Who starts how much later than others may be due to what is replaced, such as a slow stage of a pipeline. Where time
+    passes between steps, something that the trace lacks decides when they start, and they start as measured.
     """
+    if graph.are_steps_apart:
+        return replayed_ns(graph, replaced)
     starts, follows = np.flatnonzero(graph.kind == START), np.flatnonzero(np.diff(graph.step) == 1) + 1
     starts = starts[np.argsort(graph.rank[starts])]
     starts_ns, nothing = graph.weight_ns[starts], Replaced(nodes=starts[:0], weight_ns=graph.weight_ns[:0])

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 
-from hpcpace.core.files import set_aside
+from hpcpace.core.files import socket_aside
 from hpcpace.core.rundir import Attempt
 from hpcpace.hang.notices import TIMEOUT_S, Notice, address, is_own_user, notice_text
 
@@ -35,7 +35,7 @@ class Answers:
 
     def start(self) -> None:
         """Begin to listen."""
-        listener = socket.socket(fileno=set_aside(socket.socket(socket.AF_UNIX).detach()))
+        listener = socket_aside(socket.socket(socket.AF_UNIX))
         try:
             listener.bind(address(self._attempt, self._rank))
             listener.listen(_MAX_WAITING)

@@ -46,8 +46,8 @@ def test_the_list_of_commands_shows_whole_sentences(path: tuple[str, ...]) -> No
 def test_without_arguments_the_help_is_shown_once() -> None:
     for words in ([], ["lab"]):
         plain = CliRunner().invoke(cli, words)
-        assert (plain.exit_code, plain.stderr) == (2, "")
-        assert plain.stdout == CliRunner().invoke(cli, [*words, "--help"]).stdout
+        assert (plain.exit_code, plain.stdout) == (2, "")
+        assert plain.stderr == CliRunner().invoke(cli, [*words, "--help"]).stdout
 
 
 def test_every_command_is_listed_below_its_heading() -> None:
