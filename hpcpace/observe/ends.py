@@ -31,7 +31,7 @@ from typing import Any
 
 from hpcpace.core.compat import load_compiled
 from hpcpace.core.environment import process_redaction
-from hpcpace.core.files import close_own, socket_aside
+from hpcpace.core.files import close_own, set_aside, socket_aside
 from hpcpace.core.log_text import plain_text
 from hpcpace.core.redaction import Redaction
 from hpcpace.core.text import own_frame
@@ -407,8 +407,8 @@ class AbortTrap:
         library = _abort_library()
         if library is None:
             return False
-        asked_fd, self._tell_fd = map(socket_aside, os.pipe2(os.O_CLOEXEC))
-        self._told_fd, answer_fd = map(socket_aside, os.pipe2(os.O_CLOEXEC))
+        asked_fd, self._tell_fd = map(set_aside, os.pipe2(os.O_CLOEXEC))
+        self._told_fd, answer_fd = map(set_aside, os.pipe2(os.O_CLOEXEC))
         os.set_blocking(self._tell_fd, False)
         check = ctypes.cast(ctypes.pythonapi.PyGILState_Check, ctypes.c_void_p)
         if library.hold_aborts(self._tell_fd, self._told_fd, _ABORT_TIMEOUT_MS, check):
