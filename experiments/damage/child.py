@@ -32,7 +32,8 @@ TIME_LIMIT_S = 10.0
 MEMORY_LIMIT_BYTES = 1 << 30
 _BASE_BYTES, _MEMORY_FACTOR = 1280 << 20, 3
 _ADDRESSES_BYTES = 6 << 30
-"""Of address space, which the libraries' threads alone take a good part of; it keeps the machine alive."""
+"""Of address space beyond what is mapped already, which the libraries' threads alone take a good part of; it keeps the
+machine alive."""
 KILL_AFTER_S = 60.0
 _CPU_S = 20
 """Of each process: a busy machine makes nobody late, and a loop without end stops."""
@@ -166,7 +167,8 @@ def _be_child(command: Command, stdout: Path, stderr: Path, *, without_rights: b
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
             os.dup2(descriptor, number)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-        resource.setrlimit(resource.RLIMIT_AS, (_ADDRESSES_BYTES, _ADDRESSES_BYTES))
+        most_bytes = _ADDRESSES_BYTES + (0 if fresh else _mapped_bytes())
+        resource.setrlimit(resource.RLIMIT_AS, (most_bytes, most_bytes))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         resource.setrlimit(resource.RLIMIT_CPU, (_CPU_S, _CPU_S + 1))
         if without_rights:
@@ -179,6 +181,11 @@ def _be_child(command: Command, stdout: Path, stderr: Path, *, without_rights: b
         traceback.print_exc(file=sys.__stderr__)
     finally:
         os._exit(code)
+
+
+def _mapped_bytes() -> int:
+    """Return the address space of this process, of which a torch with CUDA alone takes more than the limit."""
+    return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
 
 
 def _give_up_rights() -> None:
