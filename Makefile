@@ -84,7 +84,7 @@ lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/shellcheck sbatch/*.sh docs/health-checks/*.sh experiments/gpu/*.sh .ci/run
+	$(BIN)/shellcheck sbatch/*.sh docs/health-checks/*.sh experiments/gpu/*.sh .ci/run .ci/with_python
 
 $(BENCH_STAMP): $(STAMP)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --group bench
