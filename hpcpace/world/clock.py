@@ -233,7 +233,8 @@ class ClockSync:
             parent_ns = self._recv(parent)[0]
             rtt_ns = clock() - sent_ns
             num_pings += 1
-            if best is None or rtt_ns < best[0]:
+            # In a negative one this clock was set back, so that it says nothing of the offset.
+            if rtt_ns >= 0 and (best is None or rtt_ns < best[0]):
                 best = rtt_ns, sent_ns, parent_ns
         self._send(parent, _END)
         known = self._recv_sample(parent)

@@ -165,6 +165,26 @@ def test_a_late_message_does_not_widen_the_sample():
     assert abs(samples[1][0].offset_ns - truths[1][0]) <= samples[1][0].halfwidth_ns
 
 
+@dataclass
+class SetBack(Host):
+    """A clock that is set back by 50 ms when it is read for the eleventh time, within a round trip."""
+
+    num_reads: int = 0
+
+    def read(self) -> int:
+        self.num_reads += 1
+        self.offset_ns -= 50_000_000 * (self.num_reads == 11)
+        return super().read()
+
+
+def test_a_round_trip_in_which_the_clock_is_set_back_does_not_count():
+    host = SetBack()
+    samples, _ = synchronise(Network([Host(), host]), num_syncs=1)
+    sample = samples[1][0]
+    assert host.num_reads > 20 and 0 < sample.halfwidth_ns < 15_000
+    assert min(abs(sample.offset_ns), abs(sample.offset_ns + 50_000_000)) <= sample.halfwidth_ns
+
+
 def test_the_reference_has_offset_0_for_certain():
     samples, _ = synchronise(Network(set_clocks(2)), num_syncs=1)
     assert (samples[0][0].offset_ns, samples[0][0].halfwidth_ns, samples[0][0].num_pings) == (0, 0, 0)
