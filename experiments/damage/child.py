@@ -88,7 +88,7 @@ class Child:
     def __init__(self, command: Command, place: Path, *, without_rights: bool = False, fresh: bool = False) -> None:
         self._stdout, self._stderr = place.with_suffix(".stdout"), place.with_suffix(".stderr")
         self._begin_s = time.monotonic()
-        self._inherited_bytes = max(_resident_bytes() - _PRELOADED_BYTES, 0)
+        self._inherited_bytes = max(_own_bytes(_RESIDENT) - _PRELOADED_BYTES, 0)
         sys.stdout.flush()
         self._pid = os.fork()
         if not self._pid:
@@ -126,8 +126,12 @@ class Child:
         )
 
 
-def _resident_bytes() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+_MAPPED, _RESIDENT = 0, 1
+
+
+def _own_bytes(column: int) -> int:
+    """Return what a column of statm has of this process (proc(5)), bytes."""
+    return int(Path("/proc/self/statm").read_text().split()[column]) * resource.getpagesize()
 
 
 def wait_for_one(children: Sequence[Child]) -> tuple[int, Result]:
@@ -167,7 +171,8 @@ def _be_child(command: Command, stdout: Path, stderr: Path, *, without_rights: b
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
             os.dup2(descriptor, number)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-        most_bytes = _ADDRESSES_BYTES + (0 if fresh else _mapped_bytes())
+        # A torch with CUDA that the parent has loaded takes more than the limit alone.
+        most_bytes = _ADDRESSES_BYTES + (0 if fresh else _own_bytes(_MAPPED))
         resource.setrlimit(resource.RLIMIT_AS, (most_bytes, most_bytes))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         resource.setrlimit(resource.RLIMIT_CPU, (_CPU_S, _CPU_S + 1))
@@ -181,11 +186,6 @@ def _be_child(command: Command, stdout: Path, stderr: Path, *, without_rights: b
         traceback.print_exc(file=sys.__stderr__)
     finally:
         os._exit(code)
-
-
-def _mapped_bytes() -> int:
-    """Return the address space of this process, of which a torch with CUDA alone takes more than the limit."""
-    return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
 
 
 def _give_up_rights() -> None:

@@ -324,10 +324,13 @@ def _measure_traces(
     end = find_end(timed, incomplete, figures.completed.opened, limits.of(RunEndThresholds))
     if measured is None:
         if not left_out:
-            ends = end_lines(timed, incomplete, hosts)
-            head = [run_end_line(end, hosts)] if end is not None else ends[:1] if len(ends) > 1 else []
-            rest = [*ends[0 if end is not None or not head else 1 :][:_MAX_LOST_SHOWN], *_losses(incomplete, hosts)]
-            reasons = [*head, reason, *rest]
+            ends = end_lines(timed, incomplete, hosts, limits.of(RunEndThresholds))
+            if end is not None:
+                ends.insert(0, run_end_line(end, hosts))
+            # Where all ranks ended alike and nobody is to blame, the steps say more.
+            num_first = int(end is not None or len(ends) > 1)
+            rest = [*ends[num_first:][:_MAX_LOST_SHOWN], *_losses(incomplete, hosts)]
+            reasons = [*ends[:num_first], reason, *rest]
             raise CannotTell(with_reasons(reasons[0], reasons[1:]))
         measured = measure(common, selection, progress=progress, team=team, thresholds=limits)
     run = CredibleRun(

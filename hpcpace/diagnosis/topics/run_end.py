@@ -427,7 +427,9 @@ def _ends(timed: TimedTraces, incomplete: Incomplete) -> Iterator[_End]:
         )
 
 
-def end_lines(timed: TimedTraces, incomplete: Incomplete, hosts: Mapping[int, str]) -> list[str]:
+def end_lines(
+    timed: TimedTraces, incomplete: Incomplete, hosts: Mapping[int, str], limits: RunEndThresholds
+) -> list[str]:
     """Return how and when ranks ended, the first ones first, a sentence for all that ended alike at about one time.
 
     Of a run without steps nothing else can be said. What left no word may also run on, if it is among the last.
@@ -436,12 +438,12 @@ def end_lines(timed: TimedTraces, incomplete: Incomplete, hosts: Mapping[int, st
         timed: the traces and their clocks.
         incomplete: what is missing from the run.
         hosts: host names by rank, as far as they are known.
+        limits: the thresholds of the topic; what comes within a flush is at about one time.
     """
-    together_ns = RunEndThresholds().flush_ns
     groups: list[list[_End]] = []
     for end in sorted(_ends(timed, incomplete), key=lambda end: (end.time_ns, end.rank)):
         first = groups[-1][0] if groups else end
-        is_alike = (end.kind, end.what) == (first.kind, first.what) and end.time_ns - first.time_ns <= together_ns
+        is_alike = (end.kind, end.what) == (first.kind, first.what) and end.time_ns - first.time_ns <= limits.flush_ns
         if groups and is_alike:
             groups[-1].append(end)
         else:

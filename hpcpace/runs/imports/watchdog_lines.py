@@ -10,8 +10,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from contextlib import suppress
+from itertools import chain, islice
 
 from hpcpace.core.log_fronts import Front, front_of, year_ns
+from hpcpace.core.text import parse_range
 from hpcpace.runs.imports import torch_checks
 from hpcpace.runs.imports.log_facts import (
     Desync,
@@ -163,9 +166,10 @@ class LineReader:
 
     def _ended(self, text: str) -> Iterator[Fact]:
         if tasks := _TASKS.search(text):
-            ranges = (part.partition("-") for part in tasks[1].split(","))
-            numbers = [number for low, _, high in ranges if low for number in range(int(low), int(high or low) + 1)]
-            yield Ended(line=Line(label=Label()), how=tasks[2], tasks=tuple(numbers[:_MAX_CALLED]))
+            with suppress(ValueError):  # it is cut or mixed with another line
+                ranges = [parse_range(part) for part in tasks[1].split(",")]
+                numbers = islice(chain.from_iterable(ranges), _MAX_CALLED)
+                yield Ended(line=Line(label=Label()), how=tasks[2], tasks=tuple(numbers))
             return
         front = front_of(text)
         if (raised := _RAISED.match(front.text)) and not _OF_OTHERS.search(raised[0]):

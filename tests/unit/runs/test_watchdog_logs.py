@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
+from cases import each_case
 from known_dumps import hung_job, write
 from known_logs import (
     AT,
@@ -408,6 +409,13 @@ def test_what_ended_a_rank_is_said_and_so_is_a_watchdog_that_stands_still(tmp_pa
     assert any("torch's watchdog itself stands still on rank 2" in line for _, line in found.told)
     found = judge(tmp_path, {"a.out": [STUCK.format(2)]})
     assert found.hang is None and found.doubt.startswith("torch's watchdog itself stands still on rank 2")
+
+
+@each_case("tasks", ["0-99999999999", "7-", "1-2-3", "-4", "9-2", ",", "9" * 4000, "0-" + "9" * 3990])
+def test_tasks_of_slurm_that_cannot_be_are_passed_over_and_take_no_memory(tmp_path: Path, tasks: str) -> None:
+    line = f"srun: error: n3: tasks {tasks}: Out Of Memory"
+    with_them = judge(tmp_path, {"a.out": [line, *waiting([0, 1, 3])]})
+    assert with_them.hang == judge(tmp_path, {"a.out": waiting([0, 1, 3])}).hang
 
 
 def test_a_rank_that_waits_in_another_group_is_not_silent(tmp_path: Path) -> None:
