@@ -37,10 +37,8 @@ from hpcpace.diagnosis.topics.cores import core_figures, rank_figures
 from hpcpace.diagnosis.topics.gpus import device_figures
 from hpcpace.diagnosis.topics.pipeline import PipelineThresholds
 from hpcpace.diagnosis.verdict import Diagnosis, Obstacle, audit_remarks, near_misses, remarks_of, verdict_of
-from hpcpace.metrics import Floats
 from hpcpace.metrics.extrapolation import TransferTerm
 from hpcpace.metrics.links import GroupTransfers
-from hpcpace.metrics.phases import Part, share_of
 from hpcpace.metrics.steps import throughput
 from hpcpace.topology.switch_tree import place_traces
 from hpcpace.trace.attempt_reader import AttemptTraces, of_one_run, read_attempt, world_size_of
@@ -351,7 +349,7 @@ def summary_of(judged: JudgedAttempt) -> Summary:
     hosts, diagnosis, hotspots = judged.credible.hosts, judged.diagnosis, judged.hotspots
     first = overview.place_excess(judged.excess, measured.places, hotspots[0])[0] if hotspots and judged.excess else 0.0
     remarks = (
-        *near_misses(diagnosis, panels, hotspots, first, _apart(measured.parts), judged.config.of(ThresholdValues)),
+        *near_misses(diagnosis, panels, hotspots, first, judged.config.of(ThresholdValues)),
         *remarks_of(figures["causes"], hosts, judged.config.of(ThresholdValues)),
         *_clock_remarks(judged.measured),
         *audit_remarks(figures["audit"]),
@@ -366,12 +364,6 @@ def summary_of(judged: JudgedAttempt) -> Summary:
         sensitivity=sensitivity,
         **figures,
     )
-
-
-def _apart(parts: Floats) -> dict[str, float]:
-    """Return the share of the step time that is no training, by its name; `parts` as of `Measured.parts`."""
-    named = {"checkpointing": Part.CHECKPOINT, "evaluation": Part.EVAL}
-    return {name: share_of(parts, (part,)) for name, part in named.items()}
 
 
 def _clock_remarks(measured: Measured) -> list[str]:

@@ -38,6 +38,7 @@ from hpcpace.diagnosis.topics.pipeline import PipelineThresholds, bubble_remarks
 from hpcpace.diagnosis.topics.run_end import last_words, run_end_line
 from hpcpace.diagnosis.topics.stages import StagedEvidence
 from hpcpace.metrics.hotspots import Hotspot
+from hpcpace.metrics.phases import Part
 from hpcpace.metrics.stragglers import MIN_STEPS, SearchObstacle
 
 _MAX_REMARKS = 2  # display: audit findings in the verdict
@@ -100,37 +101,29 @@ def main_verdict(verdict: Verdict) -> Verdict:
 
 
 def near_misses(
-    diagnosis: Diagnosis,
-    panels: Panels,
-    hotspots: Sequence[Hotspot],
-    first_excess: float,
-    apart: Mapping[str, float],
-    thresholds: ThresholdValues,
+    diagnosis: Diagnosis, panels: Panels, hotspots: Sequence[Hotspot], first_excess: float, thresholds: ThresholdValues
 ) -> tuple[str, ...]:
-    """Return what stands out but stays below its threshold, or is no fault; nothing if something is above one.
+    """Return what stands out but stays below its threshold; nothing if something is above one.
 
     Args:
         diagnosis: what was found.
         panels: the steps.
         hotspots: places that are slower than others.
         first_excess: mean excess of the ranks of the first of them over their roles.
-        apart: what takes which share of the step time besides training, by its name.
         thresholds: above which something is worth a remark.
     """
     if diagnosis.findings or diagnosis.obstacle is not None:
         return ()
-    found, least = [], thresholds.of(InputThresholds).notable_share
+    found = []
     if hotspots:
         first = hotspots[0]
         name = place_name(first.kind, first.id)
         reason = ", which may be waiting for a core" if diagnosis.cores is not None else ""
         found.append(f"{name} has {percent(first_excess)} more own work than others of its role{reason}")
     data = float(panels.data_ns.mean()) / panels.mean_time_ns
-    if data >= least:
+    if data >= thresholds.of(InputThresholds).notable_share:
         found.append(f"waiting for data takes {percent(data)}")
-    below = (f"below the thresholds: {'; '.join(found)}",) if found else ()
-    shared = [f"{name} takes {percent(share)} of the step time" for name, share in apart.items() if share >= least]
-    return (*below, *(f"{words} (mean over ranks)" for words in shared))
+    return (f"below the thresholds: {'; '.join(found)}",) if found else ()
 
 
 def remarks_of(causes: Causes | None, hosts: Mapping[int, str], thresholds: ThresholdValues) -> tuple[str, ...]:
@@ -186,7 +179,7 @@ def _healthy(diagnosis: Diagnosis, hosts: Mapping[int, str], remarks: Sequence[s
     return Verdict(
         mode=str(Mode.HEALTHY),
         confidence=_HEALTHY_CONFIDENCE,
-        headline="; small, but not nothing: ".join([nothing, *([listed(small)] if small else [])]),
+        headline="; no fault, but not nothing: ".join([nothing, *([listed(small)] if small else [])]),
         why=(why,),
         next=(_next_of_healthy(diagnosis, hosts),),
         also=tuple(remarks),
@@ -455,8 +448,12 @@ def diagnose(case: Case) -> Diagnosis:
     )
 
 
+_APART = {"checkpoints take": Part.CHECKPOINT, "evaluation takes": Part.EVAL}
+"""Parts of the step that are no training."""
+
+
 def _small_losses(case: Case) -> tuple[SmallLoss, ...]:
-    """Return the parts of the step besides own work that are below all thresholds, and large all the same."""
+    """Return the parts of the step besides own work that are no fault, and large all the same."""
     panels, least = case.panels, case.thresholds.of(HealthyThresholds).small_share
     can_single_out = case.links is None or case.links.is_identifiable or len(np.unique(panels.node)) == 1
     transfers = "exposed transfers take" if can_single_out else "exposed transfers (no slow link could show) take"
@@ -465,6 +462,8 @@ def _small_losses(case: Case) -> tuple[SmallLoss, ...]:
         "garbage collection takes": panels.gc_ns,
         "idle devices that wait for their hosts take": panels.host_ns,
     }
+    if panels.parts_ns is not None:
+        parts |= {words: panels.parts_ns[:, :, part] for words, part in _APART.items()}
     if len(np.unique(panels.stage)) == 1:  # the bubble of a pipeline is its own remark
         parts["waits for other ranks take"] = panels.wait_ns
     found = [SmallLoss(words=words, share=float(of.mean()) / panels.mean_length_ns) for words, of in parts.items()]
@@ -509,7 +508,9 @@ def _obstacle(case: Case, known: Needs, *, is_noise_explained: bool) -> Obstacle
         return EARLY_EXITS
     if words := stops.long_step(case):
         return unsampled_step(words)
-    return _obstacle_of_search(case, is_noise_explained=is_noise_explained) or _unmatched(case) or _doubtful(case)
+    found = _obstacle_of_search(case, is_noise_explained=is_noise_explained) or _unmatched(case)
+    # Whoever waits for a core comes and goes.
+    return found if found or is_noise_explained else _doubtful(case)
 
 
 def _obstacle_of_search(case: Case, *, is_noise_explained: bool) -> Obstacle | None:

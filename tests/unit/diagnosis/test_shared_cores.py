@@ -237,6 +237,16 @@ def test_noise_of_shared_cores_leaves_a_run_healthy_and_says_who_would_have_been
     assert "would have been detected" in verdict_of(found, hosts=HOSTS).why[0]
 
 
+def test_a_rank_that_comes_and_goes_leaves_a_run_healthy_where_ranks_wait_for_cores():
+    stretches = np.concatenate([np.arange(*of) for of in ((3, 27), (50, 71), (100, 134), (150, 177))])
+    work = panels().work_ns.copy()
+    work[3, stretches] *= 1.25
+    runs = [replace(panels(use), work_ns=work, reach_ns=work) for use in (None, cores(0.3, 0.7))]
+    alone, shared = (diagnose(Case(panels=run, is_shared_on_purpose=True)) for run in runs)
+    assert alone.obstacle is not None and "comes and goes" in alone.obstacle.words
+    assert (shared.findings, shared.obstacle) == ((), None)
+
+
 @each_case(
     ("use", "words", "advice"),
     [
