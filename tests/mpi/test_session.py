@@ -120,7 +120,8 @@ def test_a_terminated_rank_brings_its_trace_home_from_inside_a_collective(mpiexe
 
 @pytest.mark.parametrize(("how", "num_ranks"), only_nightly([("mpi", 2), ("torch", 2)], [("mpi", 4), ("torch", 4)]))
 def test_ranks_go_on_when_one_never_leaves_the_session(mpiexec: Run, tmp_path: Path, how: str, num_ranks: int) -> None:
-    result = mpiexec(num_ranks, PROGRAM, tmp_path / "run", how, "leave", HPCPACE_CLOCK_TIMEOUT_S="0.3", timeout_s=60)
+    # Longer than ranks on loaded cores need for the first comparison, which all of them complete.
+    result = mpiexec(num_ranks, PROGRAM, tmp_path / "run", how, "leave", HPCPACE_CLOCK_TIMEOUT_S="4", timeout_s=60)
     assert result.returncode == 0, result.stderr
     assert result.stdout.count("went on") == num_ranks
     # What all meet alike is told by two of them at the most, and once.
