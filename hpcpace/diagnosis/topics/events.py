@@ -69,6 +69,8 @@ class EventThresholds(Thresholds, topic="events"):
     """Excess of a rank over that of the next one in each event from which the event may be its own."""
     rank_level: float = number(0.02, "probability")
     """Level at which events of one node that has all ranks are one rank's: by chance each has any rank."""
+    rank_level_in_steps: float = number(0.15, "probability")
+    """The same where events come by number of steps: what counts steps is the script, which has no rank by chance."""
     alternation_share: float = number(0.1, "share")
     """Part of a cycle by which events may miss a multiple of the alternation of steps and still be it."""
     least_part_of_longest: float = number(0.25, "share")
@@ -312,19 +314,24 @@ def find(case: Case) -> list[DiagnosisFinding]:
     is_judged = any(isinstance(each.evidence, CollectionEvidence) for each in case.findings)
     if is_of_collection and (is_judged or _cost(case, Phase.GC) is not None):
         return []
+    is_large = is_event & _is_large(work_ns, is_event)
+    is_large[: int(is_large.argmin())] = False  # the end of the warm-up
+    in_steps = steps_between(run_begins(is_event), periods) or steps_between(run_begins(is_large), periods)
+    evidence = EventEvidence(
+        events=int(is_event.sum()),
+        share=share,
+        period_ns=found.period_ns,
+        period_steps=in_steps if found.period_ns is not None else None,
+        stages=(stage,),
+    )
+    level = limits.rank_level if evidence.period_steps is None else limits.rank_level_in_steps
     return [
         DiagnosisFinding(
-            evidence=EventEvidence(
-                events=int(is_event.sum()),
-                share=share,
-                period_ns=found.period_ns,
-                period_steps=steps_between(run_begins(is_event), periods) if found.period_ns is not None else None,
-                stages=(stage,),
-            ),
+            evidence=evidence,
             loss_share=share,
             confidence=confidence_of(found.p_value),
             culprits=tuple(_node_culprit(panels, work_ns, found.is_event, unit) for unit in found.nodes)
-            or _rank_culprits(panels, work_ns, is_event, limits),
+            or _rank_culprits(panels, work_ns, is_large, level, limits),
         )
     ]
 
@@ -376,7 +383,11 @@ def recurrence(
         *_together(panels, of_node, limits, min_events),
         *_together(panels, np.repeat(of_all, len(units), axis=0), limits, min_events),
         *_on_one(panels, of_node, limits, min_events),
-        *(replace(each, p_value=2 * each.p_value) for each in _on_one(panels, large, limits, min_events)),
+        *(
+            replace(each, p_value=2 * each.p_value)
+            for on in (_together, _on_one)
+            for each in on(panels, large, limits, min_events)
+        ),
     ]
     # Who is struck says more than that somebody is.
     return min(found, key=lambda each: (each.p_value > limits.sure_level or not each.nodes, each.p_value), default=None)
@@ -452,20 +463,29 @@ def _node_culprit(panels: Panels, work_ns: Floats, is_event: Bools, unit: int) -
     return place_culprit("node", panels.host[rows[0]], rows, found.value, found.interval, panels)
 
 
-def _rank_culprits(panels: Panels, work_ns: Floats, is_event: Bools, limits: EventThresholds) -> tuple[Culprit, ...]:
+def _is_large(work_ns: Floats, is_event: Bools) -> Bools:
+    """Return the steps in which some rank exceeds its usual work by half of what it does in the usual event, at least.
+
+    Noise adds small events, which have neither the period nor the rank of the others.
+    """
+    sizes_ns = (work_ns - np.median(work_ns, axis=1, keepdims=True)).max(axis=0)
+    return np.asarray(sizes_ns >= np.median(sizes_ns[is_event]) / 2)
+
+
+def _rank_culprits(
+    panels: Panels, work_ns: Floats, is_large: Bools, level: float, limits: EventThresholds
+) -> tuple[Culprit, ...]:
     """Return the rank whose own work is by far the longest in all large events of a job on one node; else nothing."""
     num_ranks = len(work_ns)
     if num_ranks < 2 or len(np.unique(panels.node)) > 1:
         return ()
     usual_ns = np.median(work_ns, axis=1, keepdims=True)
-    sizes_ns = np.where(is_event, (work_ns - usual_ns).max(axis=0), 0.0)
-    is_large = is_event & (sizes_ns >= np.median(sizes_ns[is_event]) / 2)
     above_ns = (work_ns - usual_ns)[:, is_large]
     latest = int(np.median(above_ns, axis=1).argmax())
     others_ns = np.delete(above_ns, latest, axis=0).max(axis=0)
     is_its_own = bool((above_ns[latest] >= limits.least_ratio_of_rank * others_ns).all())
     num_events = int(_begins(is_large[None, :]).sum())
-    if not is_its_own or float(num_ranks) ** (1 - num_events) > limits.rank_level:
+    if not is_its_own or float(num_ranks) ** (1 - num_events) > level:
         return ()
     excess = above_ns[latest] / max(float(usual_ns[latest, 0]), 1.0)
     found = _mean_excess(excess)

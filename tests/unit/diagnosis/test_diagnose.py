@@ -158,6 +158,28 @@ def test_a_rank_that_stalls_at_equal_distances_is_named_among_few(every, factor,
     assert first.evidence.period_steps == every
 
 
+@each_case("slow_start", [False, True])
+@each_case("num_ranks", [2, 4])
+def test_a_rank_that_stalls_four_times_by_number_of_steps_is_named(num_ranks, slow_start):
+    def change(work):
+        work[1, 6::8] *= 6
+        if slow_start:
+            work[:, 0] *= 2
+        return work
+
+    first = diagnosed(panels(num_ranks, num_steps=37, work_ns=change)).findings[0]
+    assert ([culprit.id for culprit in first.culprits], first.evidence.period_steps) == (["1"], 8)
+
+
+def test_ranks_that_stall_in_turn_by_number_of_steps_are_not_named():
+    def change(work):
+        work[[1, 0, 1, 1], [6, 14, 22, 30]] *= 6
+        return work
+
+    found = diagnosed(panels(2, num_steps=37, work_ns=change)).findings
+    assert all(culprit.kind != "rank" for finding in found for culprit in finding.culprits)
+
+
 def test_bursts_of_long_transfers_are_contention():
     def change(transfer):
         transfer[:, np.random.default_rng(3).random(200) < 0.2] *= 6
