@@ -18,7 +18,9 @@ from hpcpace.planning.layouts import Layouts
 from hpcpace.planning.machine import Machine
 from hpcpace.planning.model import Model
 
-_BUCKET_BYTES = 25e6  # format: the bucket of DistributedDataParallel; the last one of a step cannot overlap
+# format: buckets of DistributedDataParallel: the first of a backward pass is small, and is sent early; the last cannot
+# overlap
+_FIRST_BUCKET_BYTES, _BUCKET_BYTES = 2.0**20, 25e6
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +35,8 @@ class Job:
             taken to send the geometric mean of both, which is nearest to either.
         gradient_bytes: of an element of gradients between replicas; 0 for that of activations.
         sync_every: steps after which replicas exchange; more than 1 is local SGD.
+        is_synced_by_stage: whether a stage exchanges its gradients before it passes on those of its last microbatch, as
+            torch's pipelines of DistributedDataParallel do, whose backward pass ends with the exchange.
     """
 
     model: Model
@@ -42,6 +46,7 @@ class Job:
     is_hierarchical: bool | None = None
     gradient_bytes: int = 0
     sync_every: int = 1
+    is_synced_by_stage: bool = False
 
     def on(self, machine: Machine) -> Job:
         """Return this job on another machine."""
@@ -57,12 +62,14 @@ class Groups:
         local: of them on one node.
         num_beside: groups that share the node's network.
         distance: nodes from a member to the next one on another node.
+        crossing: neighbouring nodes that send to others so far away at once.
     """
 
     size: Ints
     local: Ints
     num_beside: Ints
     distance: Ints
+    crossing: Ints
 
     @property
     def num_nodes(self) -> Ints:
@@ -123,9 +130,21 @@ class Engine(ABC):
         return self.groups(layouts.dp, layouts.tp * (1 if self.job.is_dp_inner else layouts.pp))
 
     @cached_property
+    def _replica_groups_in_turn(self) -> Groups:
+        """Groups of data parallelism beside which those of other stages are silent."""
+        layouts, groups = self.layouts, self.replica_groups
+        stages = np.clip(np.minimum(self.machine.gpus_per_node, layouts.num_ranks) // layouts.tp, 1, layouts.pp)
+        return replace(
+            groups,
+            num_beside=np.maximum(groups.num_beside // stages, 1),
+            crossing=np.maximum(layouts.tp // self.machine.gpus_per_node, 1),
+        )
+
+    @cached_property
     def _gradients_s(self) -> Floats:
-        """Exchange of gradients between replicas, overlapped or not: all-reduce, or the first half of it with ZeRO."""
-        whole_s, half_s = (self.ring_s(self.replica_groups, self.exchanged_bytes[0], rounds) for rounds in (2, 1))
+        """Exchange of gradients of a stage between replicas, overlapped or not: all-reduce, or half of it with ZeRO."""
+        groups = self._replica_groups_in_turn if self.job.is_synced_by_stage else self.replica_groups
+        whole_s, half_s = (self.ring_s(groups, self.exchanged_bytes[0], rounds) for rounds in (2, 1))
         return np.where(self.layouts.zero > 0, half_s, whole_s)
 
     @cached_property
@@ -146,13 +165,18 @@ class Engine(ABC):
     @cached_property
     def exposed_replica_s(self) -> Floats:
         """Exchange between replicas that computation does not hide."""
-        if not self.job.overlaps or self.job.sync_every > 1:
+        if self.job.sync_every > 1:
             return self.replica_s / self.job.sync_every
-        last_s = np.minimum(_BUCKET_BYTES / np.maximum(self.exchanged_bytes[0], 1.0), 1.0) * self._gradients_s
+        in_turn = self.layouts.pp if self.job.is_synced_by_stage else 1
+        if not self.job.overlaps:
+            return in_turn * self._gradients_s + self._gathers_s
+        all_bytes = np.maximum(self.exchanged_bytes[0], 1.0)
+        later_bytes = np.where(all_bytes > _FIRST_BUCKET_BYTES, all_bytes - _FIRST_BUCKET_BYTES, all_bytes)
+        last_s = np.minimum(later_bytes, _BUCKET_BYTES) / all_bytes * self._gradients_s
         gradients_s = last_s + np.maximum(self._gradients_s - last_s - self.last_backward_s, 0.0)
         # Parameters that the optimizer has changed are gathered after it; ZeRO 3 gathers them ahead of each pass.
         ahead_s = np.maximum(self._gathers_s - self.passes_s, self._gathers_s / np.maximum(self._num_gathers, 1))
-        return gradients_s + np.where(self.layouts.zero == 3, ahead_s, self._gathers_s)
+        return in_turn * gradients_s + np.where(self.layouts.zero == 3, ahead_s, self._gathers_s)
 
     @cached_property
     def step_s(self) -> Floats:
@@ -182,7 +206,8 @@ class Engine(ABC):
         on_node = np.minimum(self.machine.gpus_per_node, self.layouts.num_ranks)
         local = np.clip(on_node // stride, 1, size)
         distance = np.maximum(stride // self.machine.gpus_per_node, 1)
-        return Groups(size=size, local=local, num_beside=np.maximum(on_node // local, 1), distance=distance)
+        beside = np.maximum(on_node // local, 1)
+        return Groups(size=size, local=local, num_beside=beside, distance=distance, crossing=distance)
 
     def sent_bytes(self, groups: Groups, size_bytes: Floats, num_rounds: int) -> Floats:
         """Return what a node sends to others for all its groups, 0 where a group stays on its node.
@@ -207,27 +232,26 @@ class Engine(ABC):
         latency_s = num_rounds * (groups.num_nodes - 1) * machine.network_latency_s
         is_in_leaf = (groups.num_nodes - 1) * groups.distance < machine.leaf_nodes
         # Libraries let all ranks of a node that are in a ring send a part of it to the next node.
-        rate = self._node_rate(groups.num_beside * groups.local, groups.distance, is_in_leaf)
+        rate = self._node_rate(groups.num_beside * groups.local, groups.crossing, is_in_leaf)
         network_s = self.sent_bytes(groups, size_bytes, num_rounds) / rate + latency_s
         # Between ranks of a node: the whole ring, or the part of it that is on the node.
         sent = num_rounds * (groups.size - 1) / groups.size * size_bytes
         node_s = sent / machine.node_rate + num_rounds * groups.local * machine.node_latency_s
         return np.maximum(network_s, np.where(groups.local > 1, node_s, 0.0))
 
-    def _node_rate(self, num_senders: Ints, distance: Ints, is_in_leaf: Bools) -> Floats:
+    def _node_rate(self, num_senders: Ints, crossing: Ints, is_in_leaf: Bools) -> Floats:
         """Return the bytes a second that a node sends, float64.
-
-        Of the nodes below a leaf, as many send over its uplinks as their data have nodes to go.
 
         Args:
             num_senders: ranks of a node that send to other nodes at once.
-            distance: nodes that the data have to go.
+            crossing: neighbouring nodes whose data go over the uplinks of a leaf, if these have all of them: as many
+                as the data have nodes to go, if all send at once.
             is_in_leaf: whether they stay below one leaf.
         """
         machine = self.machine
         adapters = np.minimum(num_senders, machine.num_nics) / machine.num_nics
-        crossing = np.minimum(distance, machine.leaf_nodes) / machine.leaf_nodes
-        slower = np.where(is_in_leaf, 1.0, np.maximum(machine.oversubscription * crossing, 1.0))
+        part = np.minimum(crossing, machine.leaf_nodes) / machine.leaf_nodes
+        slower = np.where(is_in_leaf, 1.0, np.maximum(machine.oversubscription * part, 1.0))
         return np.asarray(machine.network_rate * adapters / slower)
 
     def message_s(self, size_bytes: Floats, leaves: Bools, num_beside: Ints, distance: Ints) -> Floats:

@@ -19,7 +19,7 @@ from hpcpace.diagnosis.devices import has_device
 from hpcpace.diagnosis.judged import JudgedAttempt
 from hpcpace.frames.columns import Columns, Texts
 from hpcpace.frames.run import Run
-from hpcpace.metrics import Floats
+from hpcpace.metrics import Floats, Ints
 from hpcpace.metrics.phases import Part
 from hpcpace.metrics.resampling import MIN_STEPS
 from hpcpace.planning.engine import Job
@@ -182,6 +182,7 @@ def _job(model: Model, machine: Machine, recorded: RecordedJob) -> Job:
         overlaps=how.overlap is not False,
         gradient_bytes=gradient_bytes,
         sync_every=max(how.sync_every or 1, 1),
+        is_synced_by_stage=recorded.model.name == "gpt2",
     )
 
 
@@ -377,29 +378,45 @@ def _machine_of(run: Run, job: Job, layout: Layouts, own_s: dict[str, float], no
 
 
 def _rates(run: Run, node: Floats) -> dict[bool, tuple[float, int]]:
-    """Return bus bytes per second of groups that leave their node (True) and of others, and their ranks on a node."""
-    size: dict[int, float] = defaultdict(float)
+    """Return bus bytes per second of groups that leave their node (True) and of others, and their ranks on a node.
+
+    Operations of a group that run at once share its links, as those of DDP's buckets over gloo do.
+    """
+    moved: dict[int, float] = defaultdict(float)
     time_s: dict[int, float] = defaultdict(float)
     members: dict[int, set[int]] = defaultdict(set)
     for block in run.columns("collectives"):
         group, rank = np.asarray(block["group_id"]), np.asarray(block["rank"])
         size_bytes = np.asarray(block["size_bytes"], np.float64)
         rate = np.asarray(block["bus_bytes_per_s"], np.float64)
+        took_ns, ends_ns = (np.asarray(block[name], np.float64) for name in ("operation_transfer_ns", "exit_ns"))
         is_ring = _is_op(block, _RINGS)
         for one in np.unique(group).tolist():
             mine = group == one
             members[one] |= set(np.unique(rank[mine]).tolist())
             # How fast a message is handed over says little of how fast a ring is.
             large = mine & is_ring & (size_bytes >= _MIN_BYTES) & np.isfinite(rate) & (rate > 0)
-            size[one] += float(size_bytes[large].sum())
-            time_s[one] += float((size_bytes[large] / rate[large]).sum())
+            moved[one] += float((rate[large] * took_ns[large]).sum()) / 1e9
+            time_s[one] += _covered_ns(rank[large], ends_ns[large] - took_ns[large], ends_ns[large]) / 1e9
     found: dict[bool, list[tuple[float, float, int]]] = defaultdict(list)
     for one, ranks in members.items():
         if time_s[one] > 0 and len(ranks) > 1:
             nodes = np.asarray(node)[sorted(ranks)]
             local = int(np.bincount(nodes.astype(np.int64)).max())
-            found[bool(len(np.unique(nodes)) > 1)].append((size[one], time_s[one], local))
+            found[bool(len(np.unique(nodes)) > 1)].append((moved[one], time_s[one], local))
     return {
         leaves: (sum(one[0] for one in some) / sum(one[1] for one in some), max(one[2] for one in some))
         for leaves, some in found.items()
     }
+
+
+def _covered_ns(rank: Ints, begins_ns: Floats, ends_ns: Floats) -> float:
+    """Return the time of all ranks that at least one of a rank's intervals covers."""
+    if not len(rank):
+        return 0.0
+    # Each rank has a stretch of the axis for itself.
+    shift_ns = rank * (float(ends_ns.max() - begins_ns.min()) + 1.0)
+    order = np.argsort(begins_ns + shift_ns)
+    begins_ns, ends_ns = (begins_ns + shift_ns)[order], (ends_ns + shift_ns)[order]
+    before_ns = np.maximum.accumulate(np.append(-np.inf, ends_ns[:-1]))
+    return float(np.maximum(ends_ns - np.maximum(begins_ns, before_ns), 0.0).sum())

@@ -198,6 +198,26 @@ def test_exchange_hides_behind_the_backward_pass_but_for_its_last_bucket() -> No
     assert shown[1] == whole and 0 < shown[0] < whole
 
 
+def test_the_first_bucket_of_a_backward_pass_is_sent_early() -> None:
+    """Of gradients of 3 MiB, the first of them hides behind a backward pass that is long enough, and 2 do not."""
+    steps = steps_of(replace(PLAIN, model=replace(MEASURED, gradient_bytes=3.0 * 2**20)), Layouts.of(dp=2))
+    assert steps.exposed_replica_s[0] / steps.replica_s[0] == pytest.approx(2 / 3, rel=0.02)
+
+
+def test_stages_exchange_in_turn_where_backward_passes_end_with_it() -> None:
+    """Two stages on hosts of their own, whose replicas share uplinks: one after the other has these for itself."""
+    narrow = replace(MACHINE, gpus_per_node=1, oversubscription=8.0, leaf_nodes=2)
+    layouts = Layouts.of(dp=2, pp=2, num_micro=4)
+    at_once, in_turn = (
+        steps_of(replace(PLAIN, machine=narrow, overlaps=False, is_synced_by_stage=is_so), layouts)
+        for is_so in (False, True)
+    )
+    assert in_turn.exposed_replica_s[0] == pytest.approx(at_once.exposed_replica_s[0], rel=0.01)
+    alone = [one.job.on(replace(narrow, oversubscription=1.0)) for one in (at_once, in_turn)]
+    together_s, in_turn_s = (steps_of(job, layouts).exposed_replica_s[0] for job in alone)
+    assert in_turn_s == pytest.approx(2 * together_s)
+
+
 def test_parts_add_up_to_a_step() -> None:
     layouts = Layouts.of(dp=[1, 2, 4, 1], pp=[1, 2, 1, 4], tp=[2, 1, 1, 2], num_micro=[2, 8, 1, 8], zero=[0, 1, 3, 0])
     for job in (PLAIN, replace(PLAIN, is_dp_inner=True, overlaps=False)):
