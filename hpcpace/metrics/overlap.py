@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hpcpace.core.records import dataclass
 from hpcpace.metrics import Bools, Floats, Ints
@@ -25,6 +27,14 @@ NO_PHASE = -1
 LEAST_HIDDEN = 0.1
 """Statistics: share of a transfer from which it counts as hidden, as times are kept to 256 ns."""
 _OP_BITS = 8  # format: of a number that combines phase, place and operation
+
+
+def union_ns(begins_ns: NDArray[Any], ends_ns: NDArray[Any]) -> float:
+    """Return the length of the union of intervals, (num_intervals,) each."""
+    order = np.argsort(begins_ns, kind="stable")
+    begins_ns, ends_ns = begins_ns[order], np.maximum.accumulate(ends_ns[order])
+    free_from_ns = np.concatenate([begins_ns[:1], ends_ns[:-1]])
+    return float(np.maximum(ends_ns - np.maximum(begins_ns, free_from_ns), 0).sum())
 
 
 @dataclass(frozen=True, kw_only=True)

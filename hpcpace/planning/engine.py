@@ -143,7 +143,9 @@ class Engine(ABC):
     @cached_property
     def _gradients_s(self) -> Floats:
         """Exchange of gradients of a stage between replicas, overlapped or not: all-reduce, or half of it with ZeRO."""
-        groups = self._replica_groups_in_turn if self.job.is_synced_by_stage else self.replica_groups
+        # Parameters of local SGD are averaged between steps, by all stages at once.
+        is_in_turn = self.job.is_synced_by_stage and self.job.sync_every == 1
+        groups = self._replica_groups_in_turn if is_in_turn else self.replica_groups
         whole_s, half_s = (self.ring_s(groups, self.exchanged_bytes[0], rounds) for rounds in (2, 1))
         return np.where(self.layouts.zero > 0, half_s, whole_s)
 

@@ -19,7 +19,8 @@ from hpcpace.diagnosis.devices import has_device
 from hpcpace.diagnosis.judged import JudgedAttempt
 from hpcpace.frames.columns import Columns, Texts
 from hpcpace.frames.run import Run
-from hpcpace.metrics import Floats, Ints
+from hpcpace.metrics import Floats
+from hpcpace.metrics.overlap import union_ns
 from hpcpace.metrics.phases import Part
 from hpcpace.metrics.resampling import MIN_STEPS
 from hpcpace.planning.engine import Job
@@ -397,7 +398,9 @@ def _rates(run: Run, node: Floats) -> dict[bool, tuple[float, int]]:
             # How fast a message is handed over says little of how fast a ring is.
             large = mine & is_ring & (size_bytes >= _MIN_BYTES) & np.isfinite(rate) & (rate > 0)
             moved[one] += float((rate[large] * took_ns[large]).sum()) / 1e9
-            time_s[one] += _covered_ns(rank[large], ends_ns[large] - took_ns[large], ends_ns[large]) / 1e9
+            for one_rank in np.unique(rank[large]).tolist():
+                own = large & (rank == one_rank)
+                time_s[one] += union_ns(ends_ns[own] - took_ns[own], ends_ns[own]) / 1e9
     found: dict[bool, list[tuple[float, float, int]]] = defaultdict(list)
     for one, ranks in members.items():
         if time_s[one] > 0 and len(ranks) > 1:
@@ -408,15 +411,3 @@ def _rates(run: Run, node: Floats) -> dict[bool, tuple[float, int]]:
         leaves: (sum(one[0] for one in some) / sum(one[1] for one in some), max(one[2] for one in some))
         for leaves, some in found.items()
     }
-
-
-def _covered_ns(rank: Ints, begins_ns: Floats, ends_ns: Floats) -> float:
-    """Return the time of all ranks that at least one of a rank's intervals covers."""
-    if not len(rank):
-        return 0.0
-    # Each rank has a stretch of the axis for itself.
-    shift_ns = rank * (float(ends_ns.max() - begins_ns.min()) + 1.0)
-    order = np.argsort(begins_ns + shift_ns)
-    begins_ns, ends_ns = (begins_ns + shift_ns)[order], (ends_ns + shift_ns)[order]
-    before_ns = np.maximum.accumulate(np.append(-np.inf, ends_ns[:-1]))
-    return float(np.maximum(ends_ns - np.maximum(begins_ns, before_ns), 0.0).sum())

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcpace.core.records import dataclass
+from hpcpace.metrics.overlap import union_ns
 from hpcpace.trace.journal import JournalTail, Tail
 from hpcpace.trace.schema import Op, PaceArm, Phase, StepFlag, TraceHeader
 
@@ -302,7 +303,9 @@ def _detail(
         waited = calls[calls["blocked_ns"] > 0]
         begins.append(waited["exit_ns"] - waited["blocked_ns"])
         ends.append(waited["exit_ns"].astype(np.int64))
-    blocked_ns = _union_ns(np.concatenate(begins), np.concatenate(ends))
+    begins_ns, ends_ns = np.concatenate(begins), np.concatenate(ends)
+    is_sound = (begins_ns < ends_ns) & (begins_ns > -_MAX_NS) & (ends_ns < _MAX_NS)
+    blocked_ns = union_ns(begins_ns[is_sound], ends_ns[is_sound])
     step_ns = sum(step.end_ns - step.begin_ns for step in steps) / len(steps)
     return Detail(
         looked_s=now_s,
@@ -337,15 +340,3 @@ def _interval(rows: NDArray[np.void]) -> tuple[NDArray[np.int64], NDArray[np.int
         begin_ns = np.where(is_known, rows["device_begin_ns"], begin_ns)
         end_ns = np.where(is_known, rows["device_end_ns"], end_ns)
     return begin_ns, end_ns
-
-
-def _union_ns(begins_ns: NDArray[np.int64], ends_ns: NDArray[np.int64]) -> float:
-    """Return the length of the union of intervals."""
-    is_sound = (begins_ns < ends_ns) & (begins_ns > -_MAX_NS) & (ends_ns < _MAX_NS)
-    begins_ns, ends_ns = begins_ns[is_sound], ends_ns[is_sound]
-    if not len(begins_ns):
-        return 0.0
-    order = np.argsort(begins_ns, kind="stable")
-    begins_ns, ends_ns = begins_ns[order], np.maximum.accumulate(ends_ns[order])
-    free_from_ns = np.concatenate([begins_ns[:1], ends_ns[:-1]])
-    return float(np.clip(ends_ns - np.maximum(begins_ns, free_from_ns), 0, None).sum())

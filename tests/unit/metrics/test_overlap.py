@@ -4,6 +4,7 @@ import numpy as np
 from cases import each_case
 
 from hpcpace.metrics.communication import overlap_share, under_way_ns
+from hpcpace.metrics.overlap import union_ns
 
 
 @each_case(
@@ -48,3 +49,9 @@ def test_more_exposed_than_under_way_is_no_overlap():
 
 def test_without_communication_there_is_none():
     assert overlap_share(np.zeros(2), np.zeros(2)) is None
+
+
+def test_the_union_of_intervals_counts_each_moment_once():
+    begins, ends = np.array([50, 0, 5, 20]), np.array([60, 10, 15, 30])
+    assert union_ns(begins, ends) == 15 + 10 + 10
+    assert union_ns(begins[:0], ends[:0]) == 0
