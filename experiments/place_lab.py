@@ -12,7 +12,6 @@ Options:
 from __future__ import annotations
 
 import json
-import os
 import sys
 import tempfile
 from dataclasses import dataclass
@@ -90,7 +89,7 @@ class _Trial:
                 sent[which].append(self._run(job, f"{which}-{repeat}", self._folder / f"{which}.txt"))
         sides = [[f"{which}-{repeat}" for repeat in range(_REPEATS)] for which in ("before", "after")]
         compared = self._hpcpace("compare", "--json", *sides[0], "--", *sides[1])
-        measured = {"share": compared["share"], "interval": compared["interval"], "outcome": compared["outcome"]}
+        measured = {name: compared[name] for name in ("share", "interval")}
         return {**found, "sent": {which: sum(each) / len(each) for which, each in sent.items()}, **measured}
 
     def _run(self, job: Job, name: str, placement: Path) -> float:
@@ -124,7 +123,7 @@ def section(results: list[dict[str, Any]]) -> str:
     kept = [job.name for job, each in zip(JOBS, results, strict=True) if each["predicted"]["is_kept"]]
     inside = [_is_inside(each) for _, each in tried]
     shorter = [each["interval"][1] < 0 for _, each in tried]
-    counts = {"inside": counted(inside), "shorter": counted(shorter), "load": os.getloadavg()[0]}
+    counts = {"inside": counted(inside), "shorter": counted(shorter)}
     return page("place-lab", steps=_STEPS, repeats=_REPEATS, tried=tried, kept=kept, **counts)
 
 

@@ -477,7 +477,7 @@ def _rank_culprits(
 ) -> tuple[Culprit, ...]:
     """Return the rank whose own work is by far the longest in all large events of a job on one node; else nothing."""
     num_ranks = len(work_ns)
-    if num_ranks < 2 or len(np.unique(panels.node)) > 1:
+    if num_ranks < 2 or not is_large.any() or len(np.unique(panels.node)) > 1:
         return ()
     usual_ns = np.median(work_ns, axis=1, keepdims=True)
     above_ns = (work_ns - usual_ns)[:, is_large]
