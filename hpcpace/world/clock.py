@@ -222,7 +222,7 @@ class ClockSync:
 
     def _measure(self, parent: int) -> ClockSample:
         """Ping the parent; the other half is _serve. Where no round trip is as short as before, ping on."""
-        clock, best, num_pings = self._clock, None, 0
+        clock, best, num_pings, last_ns = self._clock, None, 0, 1
         while (
             best is None
             or num_pings < self._num_pings
@@ -233,9 +233,12 @@ class ClockSync:
             parent_ns = self._recv(parent)[0]
             rtt_ns = clock() - sent_ns
             num_pings += 1
-            # In a negative one this clock was set back, so that it says nothing of the offset.
-            if rtt_ns >= 0 and (best is None or rtt_ns < best[0]):
+            # In none or a negative one this clock stood still or was set back: in the ones around it for a part, maybe.
+            if rtt_ns <= 0:
+                best = None
+            elif last_ns > 0 and (best is None or rtt_ns < best[0]):
                 best = rtt_ns, sent_ns, parent_ns
+            last_ns = rtt_ns
         self._send(parent, _END)
         known = self._recv_sample(parent)
         rtt_ns, sent_ns, parent_ns = best

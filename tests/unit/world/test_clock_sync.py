@@ -185,6 +185,21 @@ def test_a_round_trip_in_which_the_clock_is_set_back_does_not_count():
     assert min(abs(sample.offset_ns), abs(sample.offset_ns + 50_000_000)) <= sample.halfwidth_ns
 
 
+@dataclass
+class StandsStill(Host):
+    """A clock that is set back by 0.5 ms after 0.1 ms, and shows the same time until it is due again."""
+
+    def error_ns(self, true_ns: float) -> float:
+        return max(min(100_000 - true_ns, 0), -500_000)
+
+
+def test_round_trips_in_which_the_clock_stands_still_do_not_count():
+    samples, _ = synchronise(Network([Host(), StandsStill()]), num_syncs=1)
+    sample = samples[1][0]
+    assert sample.num_pings > 20 and 0 < sample.halfwidth_ns < 15_000
+    assert abs(sample.offset_ns + 500_000) <= sample.halfwidth_ns
+
+
 def test_the_reference_has_offset_0_for_certain():
     samples, _ = synchronise(Network(set_clocks(2)), num_syncs=1)
     assert (samples[0][0].offset_ns, samples[0][0].halfwidth_ns, samples[0][0].num_pings) == (0, 0, 0)
