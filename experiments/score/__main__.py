@@ -7,6 +7,7 @@ Options:
   --per-point N           make this many traces per point of power; default 20
   --power                 measure power as well if only some cells are named
   --quick                 make only 6 traces per cell
+  --keep FOLDER           keep each outcome there, and take those of an interrupted campaign of the same code
   --jobs N                run this many processes [2]
   --verbose               print a line for each wrong verdict
   --write PATH?           write this file, or another one [docs/results/diagnosis-score.md]
@@ -17,6 +18,8 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from collections.abc import Callable
+from functools import partial
 
 from experiments.jobs import in_processes
 from experiments.options import command_line
@@ -40,7 +43,11 @@ def main() -> None:
         per_point = args.per_point or (_QUICK_POWER if args.quick else _PER_POWER_CELL)
         todo += campaign.tasks(power_cells(), per_cell=per_point, of=args.seeds)
     said = (lambda one: _line(one) if _is_failed(one) else "") if args.verbose else (lambda one: "")
-    outcomes = list(in_processes(campaign.examined, todo, processes=args.jobs, said=said))
+    examined: Callable[[campaign.Task], campaign.Outcome] = campaign.examined
+    if args.keep:
+        args.keep.mkdir(parents=True, exist_ok=True)
+        examined = partial(campaign.kept, folder=args.keep)
+    outcomes = list(in_processes(examined, todo, processes=args.jobs, said=said))
     _show(outcomes)
     if args.write:
         text = campaign.document(outcomes, command=command("experiments.score"), duration_s=time.monotonic() - begin_s)
@@ -54,6 +61,7 @@ def _arguments() -> argparse.Namespace:
     args = command_line(__doc__)
     args.cells = args.cells.split(",") if args.cells else []
     args.write = ROOT / args.write if args.write else None
+    args.keep = ROOT / args.keep if args.keep else None
     names = [cell.name for cell in _ALL_CELLS]
     if unknown := sorted(set(args.cells) - set(names)):
         sys.exit(f"no cell is called {', '.join(unknown)}: use {', '.join(names)}")

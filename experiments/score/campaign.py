@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import pickle
 import statistics
 import tempfile
 import time
@@ -83,6 +84,17 @@ def examined(task: Task, *, examination: Callable[..., Verdict] = examine) -> Ou
         duration_s, error = time.perf_counter() - begin_s, f"{type(raised).__name__}: {raised}"
     found = {"judgement": judgement, "duration_s": duration_s, "is_same_from_disk": is_same, "error": error}
     return Outcome(task=task, scenario=scenario, truth=truth, **found)
+
+
+def kept(task: Task, *, folder: Path) -> Outcome:
+    """Return the result of one trace, from a file of an earlier campaign of the same code if there is one."""
+    path = folder / f"{task.cell}-{task.seed}.pickle"
+    if not path.exists():
+        whole = path.with_suffix(".part")
+        whole.write_bytes(pickle.dumps(examined(task)))
+        whole.replace(path)
+    outcome: Outcome = pickle.loads(path.read_bytes())
+    return outcome
 
 
 def _traces_of_another(scenario: Scenario) -> list[RankTrace]:
