@@ -545,11 +545,13 @@ def find_slow_links(tests: LinkTests) -> SlowLinks:
         limiting = np.take_along_axis(
             tests.kind[tests.path], np.argmin(np.where(np.isnan(limits), np.inf, limits), axis=1)[:, None], axis=1
         )
-        is_slow = tests.is_apart & (tests.value < threshold[limiting[:, 0]])
-    slow = np.flatnonzero(is_slow)
+        least = threshold[limiting[:, 0]]
+        slow = np.flatnonzero(tests.is_apart & (tests.value < least))
+        # What a link of a host has carried over an uplink clears it of slow transfers over uplinks.
+        can_be_slow = ~(is_cleared | (capability >= least[slow, None]))
     passed = np.zeros((len(slow), tests.num_links + 1), np.bool_)  # the last column is that of NO_LINK
     np.put_along_axis(passed, tests.path[slow], True, axis=1)
-    suspected = passed[:, :-1] & ~is_cleared
+    suspected = passed[:, :-1] & can_be_slow
     count = suspected.sum(axis=1)
     num_alone = suspected[count == 1].sum(axis=0)
     return SlowLinks(

@@ -101,6 +101,16 @@ def test_oversubscribed_uplinks_that_are_all_alike_accuse_nobody() -> None:
     assert link_findings(searched(healthy([4, 4, 4, 4], uplink_share=0.25))) == ()
 
 
+def test_a_slow_host_of_four_is_found_and_no_neighbour_behind_the_same_uplink() -> None:
+    """Each measurement loses some percent at random, and one of fifty a third; uplinks carry half of a host's link."""
+    found = []
+    for seed in range(60):
+        simulated = healthy([2, 2], uplink_share=0.25, seed=seed)
+        simulated.rate[[4, 5]] /= 10
+        found.append({(each.kind, *each.names) for each in link_findings(searched(simulated))})
+    assert [(seed, names) for seed, names in enumerate(found) if names != {("link", "n3")}] == []
+
+
 def test_a_pair_that_is_slow_each_time_while_both_are_fast_with_others_is_no_link() -> None:
     simulated = healthy([6])
 
