@@ -236,7 +236,7 @@ def step_pace(
     has_waited = (left[1:] <= limits.lead_ns) & (left[:-1] > limits.lead_ns)
     whole_ns = float(np.median(device_ns[:, -1] - device_ns[:, 0]))
     is_ahead = left > limits.held_lead_share * whole_ns
-    is_at_pace = issue.sum() > limits.held_pace_share * whole_ns
+    is_at_pace = _pace_of_device(host_ns, device_ns) > limits.held_pace_share
     held_up, waited = (np.median(of, axis=0) for of in _stuck_ns(host_ns, held, since_ns, limits))
     is_stuck = is_at_pace & is_ahead[1:] & (np.maximum(held_up, waited) > limits.lead_ns)
     shortest = np.where(is_stuck, np.maximum(issue - np.maximum(held_up, waited), 0), issue)
@@ -256,6 +256,14 @@ def step_pace(
         most_ns=float(most.sum()),
         waiting_ns=float(issue[has_waited].sum()),
     )
+
+
+def _pace_of_device(host_ns: Ints, device_ns: Ints) -> float:
+    """Return how long a host takes to issue a step by how long its device takes meanwhile: a host that is ahead issues
+    the steps of later on, which may be longer."""
+    meanwhile = np.maximum(np.searchsorted(device_ns[:, 0], host_ns[:, 0], side="right") - 1, 0)
+    issue_ns, passed_ns = (of[:, -1] - of[:, 0] for of in (host_ns, device_ns))
+    return float(np.median(issue_ns / np.maximum(passed_ns[meanwhile], 1)))
 
 
 def _stuck_ns(host_ns: Ints, held: CoveredTime, since_ns: Ints, limits: HostPaceThresholds) -> tuple[Ints, Ints]:

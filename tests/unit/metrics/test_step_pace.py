@@ -41,6 +41,15 @@ def test_a_host_that_is_far_ahead_and_as_slow_as_the_step_may_be_held_up():
     assert paced([0, 6, 12], [6, 12, 18], []).least_ns == 0
 
 
+def test_a_host_that_issues_longer_steps_of_later_on_may_be_held_up():
+    """Each step takes 1.5 % longer than the one before; the launch queue holds two of them."""
+    ends_ns = np.cumsum(10 * MS * 1.015 ** np.arange(40)).astype(np.int64)
+    marks_ns = np.linspace(np.append(0, ends_ns[:-1]), ends_ns, 3, axis=1).astype(np.int64)
+    nothing = np.zeros(0, np.int64)
+    held, since_ns = CoveredTime(begin_ns=nothing, end_ns=nothing), np.full_like(marks_ns[2:], 50 * MS)
+    assert step_pace(marks_ns[:-2], marks_ns[2:], held, since_ns, HostPaceThresholds()).least_ns == 0
+
+
 def test_a_host_that_is_as_slow_as_the_step_right_before_its_device_paces_it():
     found = paced([0, 6, 12], [0, 6.5, 12.5], [])
     assert found.least_ns == pytest.approx(PERIOD * MS, rel=0.05)
