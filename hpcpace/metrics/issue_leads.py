@@ -259,8 +259,10 @@ def step_pace(
 
 
 def _pace_of_device(host_ns: Ints, device_ns: Ints) -> float:
-    """Return how long a host takes to issue a step by how long its device takes meanwhile: a host that is ahead issues
-    the steps of later on, which may be longer."""
+    """Return how long a host takes to issue a step, as a share of what the device's step takes meanwhile.
+
+    A host that is ahead issues steps of later on, which may be longer.
+    """
     meanwhile = np.maximum(np.searchsorted(device_ns[:, 0], host_ns[:, 0], side="right") - 1, 0)
     issue_ns, passed_ns = (of[:, -1] - of[:, 0] for of in (host_ns, device_ns))
     return float(np.median(issue_ns / np.maximum(passed_ns[meanwhile], 1)))
