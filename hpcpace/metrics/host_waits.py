@@ -24,7 +24,7 @@ from hpcpace.core.text import NS_PER_S, parse_range
 from hpcpace.core.thresholds import Thresholds, number
 from hpcpace.metrics import Bools, Floats, Ints
 from hpcpace.metrics.kernels import ordinals
-from hpcpace.metrics.phase_cores import WorkThresholds, WorkUse, work_use
+from hpcpace.metrics.phase_cores import WorkThresholds, WorkUse, error_of_few, work_use
 from hpcpace.metrics.phases import CoveredTime, innermost
 from hpcpace.metrics.special import ROUNDING
 from hpcpace.trace.schema import Phase
@@ -51,6 +51,7 @@ class CoreUse:
         queued: run-queue wait of a rank's threads for each second.
         waiting: share of the time for which a rank was ready to run and waited for a core.
         error: standard error of `waiting`.
+        running_error: that of `running`, infinite for few rows; None where it is not known.
         pressure: share of the time for which some task of the rank's cgroup, or else of its host, waited for a core.
         throttled: share of the time for which the quota of its cgroup kept a rank from running.
         switches: involuntary context switches of a rank for each second.
@@ -71,6 +72,7 @@ class CoreUse:
     cpus: tuple[frozenset[int], ...]
     nice: Ints | None = None
     work: WorkUse | None = None
+    running_error: Floats | None = None
     lab_waiting: float | None = None
     lab_throttled: float | None = None
 
@@ -119,6 +121,7 @@ def core_use(
         queued=queued,
         waiting=held_up(running, queued),
         error=np.array([each.std() / np.sqrt(len(each)) if len(each) else np.nan for each in waiting]),
+        running_error=np.array([error_of_few(rate[:, 0]) for rate in rates]),
         pressure=np.minimum(pressure, 1.0),
         throttled=np.minimum(throttled, 1.0),
         switches=switches * NS_PER_S,

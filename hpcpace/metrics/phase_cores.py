@@ -8,7 +8,9 @@ Time blocked in communication is no own work, and cannot be separated there: a p
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import replace
+from enum import StrEnum
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,11 +19,13 @@ from hpcpace.core.records import dataclass
 from hpcpace.core.thresholds import Thresholds, number
 from hpcpace.metrics import Bools, Floats, Ints
 from hpcpace.metrics.phases import Part
+from hpcpace.metrics.special import UPPER_95, Z_95, stdtrit
 from hpcpace.trace.schema import PHASES_ON_CORES
 
 PARTS = tuple(Part[phase.name] for phase in PHASES_ON_CORES)
 """The parts of a step that are taken apart, in the order of the arrays below."""
 _MIN_SECONDS = 3  # statistics: rows of counters that show how much a mean varies
+_MIN_READ = 8  # statistics: steps that were read, of which a mean is close to normal
 _TINY = 1e-9  # statistics: no division by zero
 _READINGS = ("", "_cpu", "_wait")  # of a phase: its length, and how long the thread ran and was ready to run
 
@@ -46,7 +50,7 @@ class WorkUse:
     Attributes:
         own_ns: own work in a part.
         running_ns, queued_ns: of it running, and ready to run without a core; 0 where that is not known.
-        error_ns: standard error of own work without waiting for cores, (num_ranks,).
+        error_ns: standard error of own work without waiting for cores, (num_ranks,); infinite where it is not known.
         num_seconds: the seconds that it rests on, int64, (num_ranks,).
         is_part_known: whether they are, bool, of the same shape.
         limits: when they are.
@@ -76,6 +80,37 @@ class WorkUse:
         """Own work in which a rank neither runs nor waits for a core, float64, (num_ranks, len(PARTS))."""
         return np.where(self.is_part_known, np.maximum(self.own_ns - self.running_ns - self.queued_ns, 0.0), 0.0)
 
+    def of_parts(self, chosen: Bools) -> WorkUse:
+        """Return the same of some parts alone, bool, (len(PARTS),); errors stay those of all parts, at least theirs."""
+        return replace(
+            self,
+            own_ns=self.own_ns * chosen,
+            running_ns=self.running_ns * chosen,
+            queued_ns=self.queued_ns * chosen,
+            is_part_known=self.is_part_known & chosen,
+        )
+
+
+class OtherThreads(NamedTuple):
+    """What the threads of each rank but the one that trains had of their cores, float64, (num_ranks,), ns of a step.
+
+    Attributes:
+        running_ns, queued_ns: how long they ran, and waited for a core.
+        error_ns: standard error of `running_ns`.
+    """
+
+    running_ns: Floats
+    queued_ns: Floats
+    error_ns: Floats
+
+
+class Spent(StrEnum):
+    """How ranks spend most of an excess: on a core, in waiting that needs none, or the data show neither."""
+
+    RUNNING = "running"
+    IDLE = "idle"
+    UNKNOWN = "unknown"
+
 
 @dataclass(frozen=True, kw_only=True)
 class ExcessUse:
@@ -103,6 +138,23 @@ class ExcessUse:
     def beyond_ns(self) -> float:
         """What waiting for cores does not explain: more than the excess where these ranks wait less than the others."""
         return self.excess_ns - self.unknown_ns - self.queued_ns
+
+    @property
+    def running_ns(self) -> float:
+        """The part of the excess in which ranks run on a core."""
+        return self.beyond_ns - self.idle_ns
+
+    @property
+    def half_ns(self) -> float:
+        """Half of the 95 % interval of `running_ns` and `idle_ns`."""
+        return Z_95 * self.error_ns + max(self.unknown_ns, 0.0)
+
+    def mostly(self, least_part: float) -> Spent:
+        """Return what holds at least a part of the excess beyond waiting for cores, and does so beyond chance."""
+        for spent, part_ns in ((Spent.RUNNING, self.running_ns), (Spent.IDLE, self.idle_ns)):
+            if part_ns - least_part * self.beyond_ns > max(least_part, 1 - least_part) * self.half_ns:
+                return spent
+        return Spent.UNKNOWN
 
 
 def work_use(
@@ -139,7 +191,7 @@ def work_use(
         own_ns=own_ns,
         running_ns=running_ns,
         queued_ns=np.where(is_known, own_ns - running_ns - idle_ns, 0.0),
-        error_ns=np.array([_error(of_rank) for of_rank in seconds]),
+        error_ns=np.array([_error(*of_rank) for of_rank in zip(seconds, parts_ns[:, :, list(PARTS)], strict=True)]),
         num_seconds=np.array([len(of_rank) for of_rank in seconds], np.int64),
         is_part_known=is_known,
         limits=limits,
@@ -149,14 +201,15 @@ def work_use(
 def _seconds(table: Mapping[str, NDArray[Any]], begin_ns: int, end_ns: int) -> Floats:
     """Return what was read between neighbouring rows, float64, (num_seconds, num_columns), those with steps.
 
-    Columns are the number of steps, their time, and for each phase its length, running and waiting. None where nothing
-    was read, or a counter runs backwards.
+    The last row may be the first after the end: only steps are read, and most runs end with the last one. Columns are
+    the number of steps, their time, and for each phase its length, running and waiting. None where nothing was read, or
+    a counter runs backwards.
     """
     names = ["read_steps", "read_ns"]
     for phase in PHASES_ON_CORES:
         names += [f"{phase.name.lower()}{end}_ns" for end in _READINGS]
     time_ns = np.asarray(table["time_ns"], np.int64)
-    inside = (time_ns >= begin_ns) & (time_ns <= end_ns)
+    inside = (time_ns >= begin_ns) & (np.arange(len(time_ns)) <= np.searchsorted(time_ns, end_ns))
     if inside.sum() < 2 or names[0] not in table:
         return np.zeros((0, len(names)))
     grown = np.diff(np.array([np.asarray(table[name], np.float64)[inside] for name in names]), axis=1).T
@@ -169,27 +222,42 @@ def _by_reading(read: Floats) -> tuple[Floats, Floats, Floats]:
     return length, running, queued
 
 
-def _error(seconds: Floats) -> float:
-    """Return the standard error of what a rank does in a step besides waiting for cores; infinite in few seconds."""
-    if len(seconds) < _MIN_SECONDS:
-        return float("inf")
+def _error(seconds: Floats, own_ns: Floats) -> float:
+    """Return the standard error of what a rank does in a step besides waiting for cores.
+
+    It follows from how much seconds differ, for few of them wider as Student's t, and is at most that of all own work
+    in as many steps as were read: waiting for cores makes steps differ more. Infinite where few steps were read.
+
+    Args:
+        seconds: what was read, as of `_seconds`.
+        own_ns: own work of each step, (num_steps, len(PARTS)).
+    """
+    num_read = float(seconds[:, 0].sum())
+    of_steps = float(own_ns.sum(axis=1).std() / np.sqrt(num_read)) if num_read >= _MIN_READ else float("inf")
     length, _, queued = _by_reading(seconds)
-    busy_ns = (length - queued).sum(axis=1) / seconds[:, 0]
-    return float(busy_ns.std(ddof=1) / np.sqrt(len(busy_ns)))
+    return min(error_of_few((length - queued).sum(axis=1) / seconds[:, 0]), of_steps)
+
+
+def error_of_few(values: Floats) -> float:
+    """Return the standard error of a mean, wider by Student's t for few values; infinite for fewer than three."""
+    if len(values) < _MIN_SECONDS:
+        return float("inf")
+    wider = float(stdtrit(len(values) - 1, UPPER_95)) / Z_95
+    return wider * float(values.std(ddof=1) / np.sqrt(len(values)))
 
 
 def excess_use(
-    use: WorkUse, others_ns: Floats, slow: Bools, others: Bools, *, is_placed: bool = False
+    use: WorkUse, threads: OtherThreads, slow: Bools, others: Bools, *, is_placed: bool = False
 ) -> ExcessUse | None:
     """Return what the excess of some ranks over others consists of; None where that is not known.
 
-    Where the thread that trains neither runs nor waits, it may wait for another of its process that has no core. So of
-    the longer waiting of other threads, as much counts as such waiting costs other ranks, or all of it if these ranks
-    are placed unlike the others.
+    Where the thread that trains neither runs nor waits, it may wait for another of its process that runs, or has no
+    core. So what other threads run for longer beyond chance counts as running. Of their longer waiting, as much counts
+    as such waiting costs other ranks, or all of it if these ranks are placed unlike the others.
 
     Args:
         use: how all ranks spend their work.
-        others_ns: how long other threads of each rank wait for a core, per step, float64, (num_ranks,).
+        threads: what other threads of each rank had of their cores.
         slow: the ranks, bool, (num_ranks,).
         others: those that they are compared with, likewise.
         is_placed: whether the ranks have other CPUs or another priority than the others.
@@ -206,13 +274,16 @@ def excess_use(
 
     idle_ns = np.where(use.is_part_known, use.idle_ns, use.own_ns)  # at most
     queued, idle = (each[:, parts].sum(axis=1) for each in (use.queued_ns, idle_ns))
-    others_ns = np.nan_to_num(others_ns)
-    cost = 1.0 if is_placed else float(np.clip(np.median((idle / np.maximum(others_ns, _TINY))[others]), 0.0, 1.0))
-    hidden = max(min(excess(idle), cost * excess(others_ns)), 0.0)
+    threads_ns = np.nan_to_num(threads.queued_ns)
+    cost = 1.0 if is_placed else float(np.clip(np.median((idle / np.maximum(threads_ns, _TINY))[others]), 0.0, 1.0))
+    hidden = max(min(excess(idle), cost * excess(threads_ns)), 0.0)
+    chance_ns = Z_95 * float(np.hypot(threads.error_ns[slow].max(), np.median(threads.error_ns[others])))
+    beyond_chance_ns = excess(threads.running_ns) - chance_ns
+    run_elsewhere = float(np.clip(np.nan_to_num(beyond_chance_ns), 0.0, max(excess(idle) - hidden, 0.0)))
     return ExcessUse(
         excess_ns=excess(use.own_ns.sum(axis=1)),
         queued_ns=excess(queued) + hidden,
-        idle_ns=excess(idle) - hidden,
+        idle_ns=excess(idle) - hidden - run_elsewhere,
         unknown_ns=excess(use.own_ns[:, ~parts].sum(axis=1)),
         usual_ns=max(float(np.median((use.own_ns.sum(axis=1) - queued)[others])), _TINY),
         error_ns=float(np.hypot(use.error_ns[slow].max(), np.median(use.error_ns[others]))),

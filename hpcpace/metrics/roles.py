@@ -61,7 +61,7 @@ class Stage(StrEnum):
     HOST = "waiting for the host"
 
 
-_STAGE_OF = {
+STAGE_OF = {
     Part.DATA: Stage.DATA,
     Part.FORWARD: Stage.COMPUTE,
     Part.BACKWARD: Stage.COMPUTE,
@@ -70,6 +70,7 @@ _STAGE_OF = {
     Part.OTHER: Stage.NO_PHASE,
     Part.HOST: Stage.HOST,
 }
+"""The stage that each part of own work belongs to."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +92,7 @@ class PhaseExcess:
     @property
     def stage(self) -> Stage:
         """The stage that the phase belongs to."""
-        return _STAGE_OF[Part[self.phase.upper()]]
+        return STAGE_OF[Part[self.phase.upper()]]
 
     @property
     def is_longer(self) -> bool:
@@ -214,8 +215,8 @@ def _stages(difference: Floats, limits: StageThresholds) -> tuple[Stage, ...]:
         limits: which stages explain the excess.
     """
     parts = OWN_WORK[: difference.shape[1]]
-    stages = list(dict.fromkeys(_STAGE_OF[part] for part in parts))
-    of_stage = np.array([difference[:, [_STAGE_OF[part] is stage for part in parts]].sum(axis=1) for stage in stages]).T
+    stages = list(dict.fromkeys(STAGE_OF[part] for part in parts))
+    of_stage = np.array([difference[:, [STAGE_OF[part] is stage for part in parts]].sum(axis=1) for stage in stages]).T
     excess = of_stage.sum(axis=1)
     mean, half = _intervals(of_stage, len(stages))
     named = np.flatnonzero((mean > half) & (mean >= limits.min_stage_part * excess.mean()))

@@ -35,4 +35,4 @@ def test_the_cause_of_a_late_rank_is_waiting_or_computation(
     verdict = examine(read_attempt(attempt).traces)
     assert (verdict.mode, [culprit.id for culprit in verdict.culprits[:1]]) == (Mode.STRAGGLER, ["1"])
     assert cause in verdict.headline
-    assert any("neither runs nor waits for a core" in sentence for sentence in verdict.why) == (cause == OFF_CORE)
+    assert any("without using its core" in sentence for sentence in verdict.why) == (cause == OFF_CORE)

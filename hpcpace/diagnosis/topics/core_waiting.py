@@ -14,9 +14,9 @@ from hpcpace.core.records import dataclass
 from hpcpace.core.text import plural, printable
 from hpcpace.core.thresholds import Thresholds, number
 from hpcpace.diagnosis.finding import Panels
-from hpcpace.metrics import Bools
+from hpcpace.metrics import Bools, Floats
 from hpcpace.metrics.host_waits import CoreUse
-from hpcpace.metrics.phase_cores import PARTS, ExcessUse, WorkUse, excess_use
+from hpcpace.metrics.phase_cores import PARTS, ExcessUse, OtherThreads, WorkUse, excess_use
 from hpcpace.metrics.resampling import Estimate
 from hpcpace.metrics.roles import PhaseExcess, StageComparison
 from hpcpace.metrics.special import Z_95, stdtrit
@@ -152,15 +152,56 @@ def is_notable(use: CoreUse, limits: CoreThresholds) -> Bools:
     return np.asarray(sure >= limits.notable_wait_share)
 
 
-def excess_of(panels: Panels, use: CoreUse, slow: Bools) -> ExcessUse | None:
-    """Return what the excess of some ranks over others of their roles consists of; None where that is not known."""
+def excess_of(panels: Panels, use: CoreUse, slow: Bools, parts: Bools | None = None) -> ExcessUse | None:
+    """Return what the excess of some ranks over others of their roles consists of; None where that is not known.
+
+    Args:
+        panels: the steps.
+        use: what ranks had of their cores.
+        slow: the ranks, bool, (num_ranks,).
+        parts: the parts of own work that count, bool, (len(PARTS),); all if None.
+    """
     if use.work is None:
         return None
-    # The sum over all threads has the thread that trains in it, also while it is blocked: an upper bound.
-    others_ns = np.maximum(use.queued * panels.mean_time_ns - use.work.queued_ns.sum(axis=1), 0.0)
+    # The sums over all threads have the thread that trains in them, also while it is blocked: upper bounds.
+    running_ns, queued_ns = (
+        np.maximum(of_all * panels.mean_time_ns - of_one.sum(axis=1), 0.0)
+        for of_all, of_one in ((use.running, use.work.running_ns), (use.queued, use.work.queued_ns))
+    )
+    error = np.full(len(slow), np.inf) if use.running_error is None else use.running_error
+    threads = OtherThreads(running_ns=running_ns, queued_ns=queued_ns, error_ns=error * panels.mean_time_ns)
+    work = use.work if parts is None else use.work.of_parts(parts)
     is_placed = explained(places_of(panels, panels.rank[slow].tolist())) is not None
-    found = excess_use(use.work, others_ns, slow, others_of(panels, slow), is_placed=is_placed)
-    return found if found is not None and np.isfinite(found.error_ns) else None  # of few seconds, it has no error
+    found = excess_use(work, threads, slow, others_of(panels, slow), is_placed=is_placed)
+    return found if found is not None and np.isfinite(found.error_ns) else None  # of few steps, it has no error
+
+
+def excess_by_sums(panels: Panels, use: CoreUse, slow: Bools) -> ExcessUse | None:
+    """Return the same by sums over all threads of each rank, where nothing is known of the one that trains.
+
+    That thread ran for as long at most, so what is left of own work it spent idle at least. Waiting of any of the
+    threads may be its own. None where no processor time is known.
+    """
+    work, others = panels.work_ns.mean(axis=1) / panels.mean_time_ns, others_of(panels, slow)
+
+    def excess(share: Floats) -> float:
+        return float(share[slow].mean() - np.median(share[others])) * panels.mean_time_ns
+
+    running_ns, excess_ns = excess(use.running), excess(work)
+    idle_ns = excess(np.maximum(work - use.running - use.queued, 0.0))
+    if not np.isfinite(idle_ns):
+        return None
+    error = np.full(len(work), np.inf) if use.running_error is None else use.running_error
+    return ExcessUse(
+        excess_ns=excess_ns,
+        queued_ns=0.0,
+        idle_ns=idle_ns,
+        unknown_ns=excess_ns - running_ns - idle_ns,
+        usual_ns=max(float(np.median(work[others])) * panels.mean_time_ns, _TINY),
+        # What ranks run is missing from what they idle, so that the difference of both errs by twice as much.
+        error_ns=2 * float(np.hypot(error[slow].max(), np.median(error[others]))) * panels.mean_time_ns,
+        is_whole=True,
+    )
 
 
 def others_of(panels: Panels, slow: Bools) -> Bools:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from hpcpace.core.records import dataclass
 from hpcpace.core.text import format_duration, listed
 from hpcpace.diagnosis.finding import Evidence, Said
+from hpcpace.metrics.phase_cores import Spent
 from hpcpace.metrics.roles import PhaseExcess, Stage, StageComparison
 
 _MIN_SURE_EVENTS = 8  # display: so many at equal numbers of steps are no cron job, which slips through the steps
@@ -14,7 +15,6 @@ _MIN_SHOWN_SHARE = 0.2  # display: of the largest difference, below which a phas
 
 _LATE_BY = {
     Stage.DATA: "data loading",
-    Stage.COMPUTE: "computation",
     Stage.COLLECTION: "garbage collection",
     Stage.NO_PHASE: "something that no phase accounts for",
     Stage.HOST: "a host that keeps its device waiting",
@@ -27,9 +27,20 @@ _PHASES = {
 }
 _NO_GRAD = "work of modules without gradients"
 _CHECK_COMPUTE = "check clock speeds, throttling, pinning and other processes there"
+_BY_COMPUTE = {
+    Spent.RUNNING: "computation",
+    Spent.IDLE: "waiting that uses no core",
+    Spent.UNKNOWN: "computation or waiting inside it",
+}
+_CHECK_OFF_CORE = "find out what it waits for there, with py-spy dump: files, locks, other processes, sleep"
+_CHECK_SPENT = {
+    Spent.RUNNING: _CHECK_COMPUTE,
+    Spent.IDLE: _CHECK_OFF_CORE,
+    Spent.UNKNOWN: "find out with py-spy dump whether it waits there, for files, locks, other processes or a timer; if "
+    f"not, {_CHECK_COMPUTE}",
+}
 _CHECK = {
     Stage.DATA: "check data loading there: number of workers, file system, tokenising, size of the samples",
-    Stage.COMPUTE: _CHECK_COMPUTE,
     Stage.COLLECTION: "call gc.freeze() after start-up there, and collect at the same step on all ranks",
     Stage.NO_PHASE: "check what the script does there outside the phases: a rollout, logging, metrics, saving, sleep",
     Stage.HOST: "check the host there, not its device: pinning, clock speeds and other processes on its cores",
@@ -69,14 +80,23 @@ class RecurringEvidence(StagedEvidence):
     period_steps: int | None = None
 
 
-def by_stage(comparisons: Sequence[StageComparison | None]) -> str:
-    """Return by what ranks are late, such as ` by data loading`; empty where that is not known of all of them."""
+def by_stage(comparisons: Sequence[StageComparison | None], spent: Spent = Spent.RUNNING) -> str:
+    """Return by what ranks are late, such as ` by data loading`; empty where that is not known of all of them.
+
+    Args:
+        comparisons: of each culprit.
+        spent: how they spend most of their excess in computation, or all of it where no stage is known.
+    """
     stages = _stages(comparisons)
-    return f" by {listed([_late_by(stage, comparisons) for stage in stages])}" if stages else ""
+    if not stages:
+        return f" by {_BY_COMPUTE[spent]}" if spent is Spent.IDLE else ""
+    return f" by {listed([_late_by(stage, comparisons, spent) for stage in stages])}"
 
 
-def _late_by(stage: Stage, comparisons: Sequence[StageComparison | None]) -> str:
-    return f"{_NO_GRAD}, outside forward and backward" if _is_no_grad(stage, comparisons) else _LATE_BY[stage]
+def _late_by(stage: Stage, comparisons: Sequence[StageComparison | None], spent: Spent) -> str:
+    if _is_no_grad(stage, comparisons):
+        return f"{_NO_GRAD}, outside forward and backward"
+    return _BY_COMPUTE[spent] if stage is Stage.COMPUTE else _LATE_BY[stage]
 
 
 def _is_no_grad(stage: Stage, comparisons: Sequence[StageComparison | None]) -> bool:
@@ -112,24 +132,34 @@ def _phase_words(each: PhaseExcess, name: str, found: StageComparison) -> str:
     return f"{_PHASES.get(each.phase, each.phase)}{_of(name)}: {figures} (95 %: {low} to {high} more){where}"
 
 
+def longest_phase(comparisons: Sequence[StageComparison | None]) -> str:
+    """Return the phase of computation that makes ranks late by most; empty where stages or phases differ."""
+    named = [found.phases if found is not None and Stage.COMPUTE in found.stages else () for found in comparisons]
+    first = {next((each.phase for each in phases if each.stage is Stage.COMPUTE), "") for phases in named}
+    return first.pop() if len(first) == 1 else ""
+
+
 def _of(name: str) -> str:
     return f" of {name}" if name else ""
 
 
-def advice_of_straggler(comparisons: Sequence[StageComparison | None], exclusion: str) -> str:
+def advice_of_straggler(
+    comparisons: Sequence[StageComparison | None], exclusion: str, spent: Spent = Spent.RUNNING
+) -> str:
     """Return what to do about ranks that are late, in the stage that makes them late.
 
     Args:
         comparisons: of each culprit.
         exclusion: the line that leaves their nodes out of the next job, which helps against slow hardware alone.
+        spent: how they spend most of their excess in computation, or all of it where no stage is known.
     """
     stages = _stages(comparisons)
     if not stages:
         is_open = any(found is not None for found in comparisons)
-        advice = f"{_CHECK_COMPUTE}, and data loading" if is_open else _CHECK_COMPUTE
+        advice = f"{_CHECK_SPENT[spent]}, and data loading" if is_open else _CHECK_SPENT[spent]
     else:
-        advice = "; ".join(_check(stage, comparisons) for stage in stages)
-    is_of_hardware = not stages or Stage.COMPUTE in stages
+        advice = "; ".join(_check(stage, comparisons, spent) for stage in stages)
+    is_of_hardware = spent is not Spent.IDLE and (not stages or Stage.COMPUTE in stages)
     return f"{advice}, or leave it out: {exclusion}" if exclusion and is_of_hardware else advice
 
 
@@ -139,10 +169,12 @@ def advice_of_imbalance(comparisons: Sequence[StageComparison | None]) -> str:
     return "; ".join(_MOVE_LAYERS if stage is Stage.COMPUTE else _check(stage, comparisons) for stage in stages)
 
 
-def _check(stage: Stage, comparisons: Sequence[StageComparison | None]) -> str:
+def _check(stage: Stage, comparisons: Sequence[StageComparison | None], spent: Spent = Spent.RUNNING) -> str:
     has_forward = all(found is None or found.has_forward for found in comparisons)
     if _is_no_grad(stage, comparisons):
         return _CHECK_NO_GRAD
+    if stage is Stage.COMPUTE:
+        return _CHECK_SPENT[spent]
     return _CHECK[stage] if has_forward or stage is not Stage.NO_PHASE else _CHECK_FORWARD
 
 

@@ -37,6 +37,7 @@ from hpcpace.diagnosis.topics.beside_hosts import StragglerCost, cost_of
 from hpcpace.diagnosis.topics.core_waiting import (
     CorePlace,
     CoreThresholds,
+    excess_by_sums,
     excess_of,
     explained,
     late_beyond_waiting,
@@ -50,14 +51,17 @@ from hpcpace.diagnosis.topics.stages import (
     advice_of_events,
     advice_of_straggler,
     by_stage,
+    longest_phase,
     periodic_headline,
     stage_sentences,
 )
 from hpcpace.metrics import Bools, Floats, Ints
 from hpcpace.metrics.kernels import others_median
+from hpcpace.metrics.phase_cores import PARTS, Spent
 from hpcpace.metrics.recurrence import LatenessThresholds, PeriodThresholds, run_begins, steps_between
 from hpcpace.metrics.resampling import Estimate
 from hpcpace.metrics.roles import (
+    STAGE_OF,
     ExcessThresholds,
     Stage,
     StageComparison,
@@ -70,9 +74,9 @@ from hpcpace.metrics.roles import (
 from hpcpace.metrics.special import lower_median, ndtri, stdtrit
 from hpcpace.metrics.stragglers import SearchObstacle, Straggler, StragglerSearch, find_stragglers
 
+_IS_COMPUTE = np.array([STAGE_OF[part] is Stage.COMPUTE for part in PARTS])
 _PANELS = {Stage.DATA: "data_ns", Stage.COLLECTION: "gc_ns", Stage.HOST: "host_ns"}
 _MAX_EXPLAINED = 4  # display: stragglers whose phases are compared with others'
-_CHECK_OFF_CORE = "find out what it waits for there, with py-spy dump: files, locks, other processes, sleep"
 _HOSTS_NEXT = "without it, the job waits for the hosts of the others: they issue a step little faster than it goes now"
 _BEHIND_HOSTS = "hosts are this slow", "hosts issue work faster"
 _BEHIND_OTHERS = "the job waits for its other faults", "these others are mended"
@@ -99,8 +103,9 @@ class StragglerThresholds(Thresholds, topic="straggler"):
     noise, of which so few steps show nothing."""
     preliminary_level: float = number(0.1, "probability")
     """Probability by chance up to which that is mentioned: three steps of four ranks just reach it."""
-    off_core_part: float = number(0.5, "share")
-    """Part of the excess of a rank in which it neither runs nor waits for a core, from which that is its cause."""
+    off_core_part: float = number(0.55, "share")
+    """Part of the excess beyond waiting for cores that a rank spends running, or doing neither, from which that is its
+    cause if it is so beyond chance: clearly more than half, as counters miss a little of either."""
 
 
 class LatePattern(StrEnum):
@@ -130,8 +135,12 @@ class LatenessEvidence(RecurringEvidence):
         share: loss as a share of the step time.
         first, stop: range of the steps of a transient lateness, indices into the used steps; else None.
         ranks: numbers of all late ranks, those of named nodes and slots included.
+        spent: how they spend most of their excess: on a core, or in waiting that needs none.
         off_core_ns: by how much longer they neither run nor wait for a core in a step than others, where that explains
             their excess; else None.
+        running_ns, idle_ns: by how much longer they run in a step than others, and do neither; None where that is not
+            known.
+        spent_half_ns: half of the 95 % interval of both; None likewise.
         excess_ns, queued_ns: by how much longer they work in a step than others, and of it waiting for a core; None
             where that is not known.
         place: where the first of them runs, if that differs from the others; else None.
@@ -150,7 +159,11 @@ class LatenessEvidence(RecurringEvidence):
     first: int | None = None
     stop: int | None = None
     ranks: tuple[int, ...] = ()
+    spent: Spent = Spent.UNKNOWN
     off_core_ns: float | None = None
+    running_ns: float | None = None
+    idle_ns: float | None = None
+    spent_half_ns: float | None = None
     excess_ns: float | None = None
     queued_ns: float | None = None
     place: CorePlace | None = None
@@ -208,13 +221,9 @@ class LatenessEvidence(RecurringEvidence):
         when = ""
         if self.first is not None and self.stop is not None:
             when = f", in steps {self.first} to {self.stop - 1} of those used (counted from 0)"
-        by, next_, more = by_stage(self.stages), advice_of_straggler(self.stages, said.exclusion), []
-        if self.off_core_ns is not None:
-            by, next_ = " by waiting that uses no core", _CHECK_OFF_CORE
-            more.append(
-                f"{said.who} neither runs nor waits for a core for {format_duration(self.off_core_ns)} of each step "
-                "more than others: I/O, a lock or sleep"
-            )
+        by = by_stage(self.stages, self.spent)
+        next_ = advice_of_straggler(self.stages, said.exclusion, self.spent)
+        more = list(self._spent_words(said))
         if self.excess_ns and self.queued_ns is not None and self.queued_ns >= _MIN_QUEUED * self.excess_ns:
             queued, all_of_it = format_duration(self.queued_ns), format_duration(self.excess_ns)
             more.append(f"{queued} of the {all_of_it} more in each step is waiting for a core, which is left out here")
@@ -238,6 +247,30 @@ class LatenessEvidence(RecurringEvidence):
             why=f"own work {excess}{when}; the others wait for it",
             next=next_,
             more=(*more, *stage_sentences(self.stages, [place_name(culprit.kind, culprit.id) for culprit in culprits])),
+        )
+
+    def _spent_words(self, said: Said) -> tuple[str, ...]:
+        """Return how the ranks spend their excess, unless they compute, or what is not known of it."""
+        others = [found for found in self.stages if found is not None and found.stages]
+        if self.spent is Spent.RUNNING or not all(Stage.COMPUTE in found.stages for found in others):
+            return ()
+        if self.idle_ns is None or self.running_ns is None or self.spent_half_ns is None:
+            return (f"cannot tell computation from waiting: too little is known of the processor time of {said.who}",)
+        phase = longest_phase(self.stages)
+        where, half_ns = f" in {phase}" if phase else "", self.spent_half_ns
+        running, idle, low, high, half = (
+            format_duration(max(ns, 0.0))
+            for ns in (self.running_ns, self.idle_ns, self.idle_ns - half_ns, self.idle_ns + half_ns, half_ns)
+        )
+        if self.spent is Spent.IDLE:
+            waits, core = ("wait", "their cores") if said.finding.culprits[1:] else ("waits", "its core")
+            return (
+                f"{said.who} {waits} {idle} more of each step than others{where} without using {core} "
+                f"(95 %: {low} to {high}): I/O, a lock or sleep",
+            )
+        return (
+            f"cannot tell whether computation or waiting prevails: {running} more of each step than others{where} on a "
+            f"core, and {idle} more without using one (95 %: +-{half} each)",
         )
 
 
@@ -382,26 +415,35 @@ def _with_cores(evidence: LatenessEvidence, panels: Panels, least_part: float) -
     """Return evidence with what late ranks had of their cores, where ranks compute on their hosts.
 
     Work in which no thread of a rank runs or is ready to is a wait that its phases do not show: I/O, a lock or sleep.
-    That is said where it is most of the excess, and where that is in computation.
+    That, or computation, is said where it is most of the excess in the phases that compute, beyond chance; of all
+    phases where no stage is known.
     """
     cores = panels.cores
     is_late = np.isin(panels.rank, evidence.ranks)
-    others = np.isin(panels.role, panels.role[is_late]) & ~is_late
-    are_stages_known = all(found is not None and Stage.COMPUTE in found.stages for found in evidence.stages)
-    if cores is None or panels.has_device or not others.any():
+    if panels.has_device:
+        return replace(evidence, spent=Spent.RUNNING)
+    if cores is None or not (np.isin(panels.role, panels.role[is_late]) & ~is_late).any():
         return evidence
     evidence = replace(evidence, place=explained(places_of(panels, evidence.ranks)))
     found = excess_of(panels, cores, is_late)
-    if found is None:
-        work = panels.work_ns.mean(axis=1) / panels.mean_time_ns
-        off = work - cores.running - cores.queued
-        excess = float(work[is_late].mean() - np.median(work[others])) * panels.mean_time_ns
-        off_core = float(off[is_late].mean() - max(np.median(off[others]), 0.0)) * panels.mean_time_ns
-    else:
+    if found is not None:
         evidence = replace(evidence, excess_ns=found.excess_ns, queued_ns=found.queued_ns)
-        excess, off_core = found.beyond_ns, found.idle_ns
-    is_idle = evidence.stages and are_stages_known and off_core >= least_part * excess > 0
-    return replace(evidence, off_core_ns=off_core) if is_idle else evidence
+    known = [stage.stages for stage in evidence.stages if stage is not None and stage.stages]
+    if known:
+        found = excess_of(panels, cores, is_late, _IS_COMPUTE)
+    found = found if found is not None else excess_by_sums(panels, cores, is_late)
+    if found is None:
+        return evidence
+    spent = found.mostly(least_part)
+    is_compute = all(Stage.COMPUTE in stages for stages in known)
+    return replace(
+        evidence,
+        spent=spent,
+        off_core_ns=found.idle_ns if spent is Spent.IDLE and is_compute else None,
+        running_ns=found.running_ns,
+        idle_ns=found.idle_ns,
+        spent_half_ns=found.half_ns,
+    )
 
 
 def find_by_arrival(case: Case) -> list[DiagnosisFinding]:
