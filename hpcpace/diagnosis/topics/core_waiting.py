@@ -163,9 +163,12 @@ def excess_of(panels: Panels, use: CoreUse, slow: Bools, parts: Bools | None = N
     """
     if use.work is None:
         return None
-    # The sums over all threads have the thread that trains in them, also while it is blocked: upper bounds.
+    # The sums over all threads have the thread that trains in them, also while it is blocked: upper bounds. It is left
+    # out in the parts that are known of all compared, as what one rank lacks would seem to be other threads.
+    compared = (slow | others_of(panels, slow)) & use.work.is_any_known
+    is_known = use.work.is_part_known[compared].all(axis=0)
     running_ns, queued_ns = (
-        np.maximum(of_all * panels.mean_time_ns - of_one.sum(axis=1), 0.0)
+        np.maximum(of_all * panels.mean_time_ns - of_one[:, is_known].sum(axis=1), 0.0)
         for of_all, of_one in ((use.running, use.work.running_ns), (use.queued, use.work.queued_ns))
     )
     error = np.full(len(slow), np.inf) if use.running_error is None else use.running_error

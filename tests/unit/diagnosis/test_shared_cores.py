@@ -22,7 +22,7 @@ from hpcpace.diagnosis.finding import Case, CpuQuota, DiagnosisFinding, Panels
 from hpcpace.diagnosis.measure import Selection
 from hpcpace.diagnosis.settings import DiagnosisConfig, ReportConfig
 from hpcpace.diagnosis.summary import Culprit, Mode
-from hpcpace.diagnosis.topics.core_waiting import CoreThresholds
+from hpcpace.diagnosis.topics.core_waiting import CoreThresholds, excess_of
 from hpcpace.diagnosis.topics.cores import core_figures, find, rank_figures
 from hpcpace.diagnosis.topics.links import SlowLinkEvidence
 from hpcpace.diagnosis.topics.straggler import search_stragglers
@@ -505,6 +505,20 @@ def test_threads_that_wait_for_a_core_while_the_main_one_is_idle_count_as_waitin
     assert [each.mode for each in diagnose(Case(panels=threaded)).findings] == [Mode.CORES]
     narrow = replace(use, cpus=(*[frozenset({0, 1})] * 3, frozenset({1})))
     assert [each.mode for each in diagnose(Case(panels=replace(waits, cores=narrow))).findings] == [Mode.CORES]
+
+
+def test_a_part_that_is_known_of_the_others_alone_is_no_work_of_other_threads_of_the_late_rank():
+    case = on_cores([60, 60, 60, 100], queued=0, idle=[0, 0, 0, 40])
+    run, backward = case.panels, PARTS.index(Part.BACKWARD)
+    work, of_late = run.cores.work, np.arange(RANKS) == 3
+    own_ns, running_ns, is_known = work.own_ns.copy(), work.running_ns.copy(), work.is_part_known.copy()
+    own_ns[:, backward], running_ns[:, backward], is_known[3, backward] = 50 * MS, [50 * MS] * 3 + [0], False
+    work = replace(work, own_ns=own_ns, running_ns=running_ns, is_part_known=is_known)
+    use = replace(
+        run.cores, work=work, running=np.full(RANKS, 110 * MS / run.mean_time_ns), running_error=np.zeros(RANKS)
+    )
+    found = excess_of(run, use, of_late)
+    assert (found.idle_ns, found.running_ns) == (pytest.approx(40 * MS), pytest.approx(0))
 
 
 @each_case(
