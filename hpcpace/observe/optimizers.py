@@ -1,4 +1,4 @@
-"""Which optimizers are one to the steps of a job, although the script makes them anew.
+"""Which optimizers are one to the steps of a job, although the script makes them or their `step` anew.
 
 Rounds of federated training, folds and phases have optimizers of their own, and some loops make one per iteration. Each
 continues what one before it did.
@@ -9,8 +9,8 @@ from __future__ import annotations
 import gc
 import weakref
 from collections import deque
-from collections.abc import Hashable
-from functools import partial
+from collections.abc import Callable, Hashable
+from functools import partial, wraps
 from typing import Any, NamedTuple
 
 from torch.optim.optimizer import Optimizer
@@ -19,6 +19,9 @@ MAX_FREE = 1_024
 """memory: optimizers that no longer exist and that nobody has continued; the oldest are forgotten."""
 _MAX_NAME = 40
 """display: letters of the name of an optimizer's class."""
+_MAX_CLASSES = 64
+"""memory: classes of optimizers whose `step` is looked after."""
+_STEP = "step"
 
 
 class OptimizerKey(NamedTuple):
@@ -122,6 +125,51 @@ class Optimizers:
         of_kind.pop(free.number, None)
         if not of_kind:
             self._by_kind.pop(free.kind, None)
+
+
+class ReplacedSteps:
+    """Observes what a script puts in the place of `step` in a class of optimizers while it trains.
+
+    Torch puts its hooks around the `step` that a class has when an optimizer of it is made: a function that comes later
+    need not call them.
+
+    Args:
+        observe: returns what takes the place of such a function.
+    """
+
+    def __init__(self, observe: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+        self._observe = observe
+        self._classes: set[type] = set()
+        self._seen: dict[type, Any] = {}  # by the class that has it: the `step` that is observed
+        self._theirs: dict[type, Any] = {}
+
+    def follow(self, optimizer: Any) -> None:
+        """Look after the class of an optimizer that torch's hooks have seen."""
+        kind = type(optimizer)
+        if kind in self._classes or len(self._classes) >= _MAX_CLASSES:
+            return
+        self._classes.add(kind)
+        owner = next((owner for owner in kind.__mro__ if _STEP in vars(owner)), kind)
+        step = vars(owner).get(_STEP)
+        if owner not in self._seen and getattr(step, "hooked", False):
+            self._seen[owner] = step
+
+    def look(self) -> None:
+        """Observe what has been put in the place of a `step` since the last call."""
+        for owner, seen in self._seen.items():
+            step = vars(owner).get(_STEP)
+            if step is not seen and callable(step):
+                self._theirs[owner] = step
+                self._seen[owner] = made = wraps(step)(self._observe(step))
+                setattr(owner, _STEP, made)
+
+    def restore(self) -> None:
+        """Put the script's functions back, where nobody has put another one on top since."""
+        for owner, step in self._theirs.items():
+            if vars(owner).get(_STEP) is self._seen[owner]:
+                setattr(owner, _STEP, step)
+            self._seen[owner] = None  # observed again, should somebody look
+        self._theirs.clear()
 
 
 def _note(gone: deque[tuple[int, OptimizerKey]], which: tuple[int, OptimizerKey], _: object) -> None:

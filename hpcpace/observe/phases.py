@@ -21,7 +21,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from hpcpace.core.compat import loader_iterator
 from hpcpace.observe.guest import Replacements, leave_out_own_frames
-from hpcpace.observe.optimizers import OptimizerKey, Optimizers, name_of
+from hpcpace.observe.optimizers import OptimizerKey, Optimizers, ReplacedSteps, name_of
 from hpcpace.observe.samples import BatchSizes, ParameterProbe, has_scalar
 from hpcpace.observe.steps import StepFinder
 from hpcpace.observe.training_calls import BackwardPasses, ModuleCalls
@@ -111,7 +111,7 @@ class PhaseObserver:
         self._watched: list[Any] = []
         self._probe = ParameterProbe()
         self._microbatch = -1
-        self._known = Optimizers()
+        self._known, self._replaced = Optimizers(), ReplacedSteps(self._whole_step)
         self._optimizers: list[tuple[int, int]] = []  # a stack: ZeroRedundancyOptimizer steps one inside its own step
         self._stepped_inside: dict[OptimizerKey, str] = {}
         self._eval_loop: tuple[int, int] | None = None
@@ -149,6 +149,7 @@ class PhaseObserver:
             register_optimizer_step_post_hook(self._optimizer_ends),
         ):
             self._cleanup.callback(handle.remove)
+        self._cleanup.callback(self._replaced.restore)
         gc.callbacks.append(self._collected)
         self._cleanup.callback(gc.callbacks.remove, self._collected)
 
@@ -371,6 +372,7 @@ class PhaseObserver:
         self._work_begins()
 
     def _backward_ended(self, end_ns: int) -> None:
+        self._replaced.look()
         if self.steps is None:
             return
         self.steps.rows_wait()
@@ -432,6 +434,8 @@ class PhaseObserver:
         scaled = self._scaled_step(stepping)
 
         def whole(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+            if not self._is_installed:
+                return step(optimizer, *args, **kwargs)
             return scaled(None, optimizer, *args, **kwargs)
 
         return whole
@@ -457,6 +461,7 @@ class PhaseObserver:
         end_ns = self._now()
         self._add(Phase.OPTIMIZER, begun[1], end_ns)
         key = self._known.key_of(optimizer)
+        self._replaced.follow(optimizer)
         if self.steps is None or self._optimizers:
             return
         if self.backward.depth:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Sequence
+from functools import wraps
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -197,6 +198,67 @@ def test_batches_that_no_module_gets_are_bounded() -> None:
         sizes.fetched(torch.zeros(4, 1), loader)
     assert len(sizes._fetched) <= _MAX_FETCHED
     assert sizes.take() == 4 * (MANY - 1), "all but the one that was fetched ahead"
+
+
+class Descent(torch.optim.Optimizer):
+    """Counts its updates; a class of its own, as tests must not change torch's."""
+
+    def __init__(self, parameters: Iterator[Any]) -> None:
+        super().__init__(parameters, {})
+        self.num_updates = 0
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:
+        self.num_updates += 1
+        for parameter in self.param_groups[0]["params"]:
+            parameter -= 0.1 * parameter.grad
+
+
+def put(owner: Any, calls: list[str], step: Callable[..., Any]) -> Callable[..., Any]:
+    """Put a function that counts its calls, and then calls `step`, in the place of an owner's `step`."""
+
+    def counted(*args: Any) -> Any:
+        calls.append("script")
+        return step(*args)
+
+    owner.step = counted
+    return counted
+
+
+@pytest.mark.parametrize(
+    "replace",
+    [
+        pytest.param(lambda kind, optimizer, calls, raw: put(kind, calls, raw), id="class, from before torch's hooks"),
+        pytest.param(lambda kind, optimizer, calls, raw: put(kind, calls, kind.step), id="class, on top of the hooks"),
+        pytest.param(
+            lambda kind, optimizer, calls, raw: put(kind, calls, wraps(kind.step)(lambda own: raw(own))),
+            id="class, with the name of what it leaves out",
+        ),
+        pytest.param(
+            lambda kind, optimizer, calls, raw: put(optimizer, calls, optimizer.step), id="optimizer, on top of its own"
+        ),
+    ],
+)
+@pytest.mark.parametrize("is_put_back", [False, True])
+def test_a_step_that_a_script_replaces_in_the_middle_is_seen(tmp_path: Path, replace: Any, is_put_back: bool) -> None:
+    raw = vars(Descent)["step"]
+    kind: Any = type("Replaced", (Descent,), {"step": raw})
+    config, calls = Config(TraceConfig(counters=False, snapshot=False)), []
+    model = torch.nn.Linear(3, 1)
+    with hpcpace.session(run_dir=tmp_path, config=config, world=rank_info({}), step_from="auto") as session:
+        optimizer, left = kind(model.parameters()), None
+        for step in range(30):
+            if step == 11:
+                left = replace(kind, optimizer, calls, raw)
+            if step == 20 and is_put_back:
+                vars(optimizer).pop("step", None)
+                kind.step = left = raw
+            model(torch.rand(4, 3)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert session.recorded is not None and session.recorded["steps"] == 30
+    assert optimizer.num_updates == 30 and len(calls) == (9 if is_put_back else 19)
+    assert left in (vars(kind)["step"], vars(optimizer).get("step"))
 
 
 def test_a_function_that_a_script_wraps_before_it_is_called_first(monkeypatch: pytest.MonkeyPatch) -> None:
