@@ -100,8 +100,8 @@ def _judge_lines(plain: Ran, traced: Ran, found: Judgement) -> None:
 
 
 def _without_numbers(line: str) -> str:
-    """Return a line without what differs from run to run: numbers, and a last word that was cut."""
-    return re.sub(r"0x[0-9a-f]+|-?[\d.]+|\b[AP]M\b", "#", re.sub(r"\S+ \.{3}$", "", line)).strip()
+    """Return a line without what differs from run to run: numbers, folders, and a last word that was cut."""
+    return re.sub(r"0x[0-9a-f]+|-?[\d.]+|\b[AP]M\b", "#", re.sub(r"\S+ \.{3}$|(?<!\S)/\S*/", "", line)).strip()
 
 
 def _last_line(text: str) -> str:
