@@ -29,7 +29,7 @@ import psutil
 from hpcpace.core.environment import process_environ
 from hpcpace.core.errors import HpcpaceError, UsageError
 from hpcpace.core.records import dataclass
-from hpcpace.lab.host_clock import preloading
+from hpcpace.lab.emulated import preloading
 from hpcpace.lab.plan import (
     CONTROLLER_ADDRESS,
     PREFIX_LENGTH,

@@ -16,6 +16,7 @@ from hpcpace.core.errors import HpcpaceError, UsageError
 from hpcpace.core.files import Folder, closing_descriptor
 from hpcpace.core.records import dataclass
 from hpcpace.core.text import NS_PER_S, format_rate, parse_rate
+from hpcpace.lab.emulated import Clock, Holding, hold_packets, step_clock
 from hpcpace.lab.fabric import (
     WAYS,
     Way,
@@ -30,9 +31,7 @@ from hpcpace.lab.fabric import (
     set_rate,
     set_up,
 )
-from hpcpace.lab.host_clock import Clock, step_clock
 from hpcpace.lab.hosts import HostCgroup, Load, host_pid, kill_host, living_pid, load_command, running_on, start_hosts
-from hpcpace.lab.packet_hold import Holding, hold_packets
 from hpcpace.lab.plan import LabFiles, LabPlan
 
 Wait = Callable[[float | None], bool]

@@ -19,7 +19,7 @@
 namespace {
 
 constexpr auto steps_file = "/dev/shm/hpcpace-lab-clock";
-// host_clock.py writes this layout. CLOCK_MONOTONIC never goes back: after a step back it stands still until it is due.
+// emulated.py writes this layout. CLOCK_MONOTONIC never goes back: after a step back it stands still until it is due.
 struct Steps {
     std::atomic<std::int64_t> monotonic_ns, monotonic_floor_ns, realtime_ns;
 };

@@ -19,8 +19,8 @@ from pathlib import Path
 
 from hpcpace.core.errors import HpcpaceError
 from hpcpace.core.records import dataclass
+from hpcpace.lab.emulated import STEPS_BYTES, STEPS_FILE
 from hpcpace.lab.fabric import connect, host_command, lab_environ, set_up, shape, unplug
-from hpcpace.lab.host_clock import STEPS_BYTES, STEPS_FILE
 from hpcpace.lab.plan import (
     CONTROLLER_ADDRESS,
     PREFIX_LENGTH,

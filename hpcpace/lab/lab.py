@@ -25,6 +25,7 @@ from hpcpace.core.files import Folder
 from hpcpace.core.records import dataclass
 from hpcpace.core.rundir import write_json
 from hpcpace.core.text import format_bytes, format_rate
+from hpcpace.lab.emulated import install_library
 from hpcpace.lab.fabric import (
     Anchor,
     LinkCounters,
@@ -35,7 +36,6 @@ from hpcpace.lab.fabric import (
     start_anchor,
 )
 from hpcpace.lab.faults import UNFINISHED, FaultRecord, fault_records
-from hpcpace.lab.host_clock import install_library
 from hpcpace.lab.hosts import has_slurmd, host_pid, is_lab_host, remove_cgroups, thaw_all
 from hpcpace.lab.plan import (
     BASE,

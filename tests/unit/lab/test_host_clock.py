@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from hpcpace.core.compat import load_compiled
-from hpcpace.lab import host_clock
-from hpcpace.lab.host_clock import install_library, preloading
+from hpcpace.lab import emulated
+from hpcpace.lab.emulated import install_library, preloading
 
 
 def test_the_library_is_built():
-    assert load_compiled(Path(host_clock.__file__).with_name("host_clock.cpp")), "run `setup.py build_ext --inplace`"
+    assert load_compiled(Path(emulated.__file__).with_name("host_clock.cpp")), "run `setup.py build_ext --inplace`"
 
 
 def test_a_lab_preloads_it_once_and_keeps_what_is_preloaded_already(files):
@@ -23,6 +23,6 @@ def test_a_lab_preloads_it_once_and_keeps_what_is_preloaded_already(files):
 
 
 def test_without_the_compiled_library_nothing_is_installed(files, monkeypatch):
-    monkeypatch.setattr(host_clock, "load_compiled", lambda source: None)
+    monkeypatch.setattr(emulated, "load_compiled", lambda source: None)
     install_library(files)
     assert not files.clock_library.exists()

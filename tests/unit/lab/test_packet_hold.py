@@ -7,7 +7,7 @@ import itertools
 import socket
 import time
 
-from hpcpace.lab.packet_hold import Holding, PacketHolder
+from hpcpace.lab.emulated import Holding, PacketHolder
 
 NOTHING = Holding(delay_s=0.0)
 
