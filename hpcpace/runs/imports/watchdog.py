@@ -18,10 +18,19 @@ from hpcpace.core.text import NS_PER_MS, first_few, format_duration, listed, plu
 from hpcpace.hang.views import Call, Channel, GroupView, Hang, HangKind, JobView, RankView, undecided
 from hpcpace.runs.imports.flight_recorder import MAX_RANKS
 from hpcpace.runs.imports.input_files import InputFile, json_bytes
-from hpcpace.runs.imports.log_facts import Label, Line, TimedOut
 from hpcpace.runs.imports.ras import RAS_WORD
-from hpcpace.runs.imports.torch_checks import IN_WORDS, START
-from hpcpace.runs.imports.watchdog_lines import BEHIND, REPORTS, WORDS, LineReader, goes_on
+from hpcpace.runs.imports.watchdog_lines import (
+    BEHIND,
+    IN_WORDS,
+    REPORTS,
+    START,
+    WORDS,
+    Label,
+    Line,
+    LineReader,
+    TimedOut,
+    goes_on,
+)
 from hpcpace.runs.imports.watchdog_ranks import (
     DEFAULT,
     OF_ALL,

@@ -1,37 +1,265 @@
-"""Lines of torch's watchdog and of gloo in logs, as what they say of one rank.
+"""Lines in logs of torch's watchdog, of torch's own checks and of gloo, as what each says of ranks that wait.
 
-The words are those of torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp and TraceUtils.h from torch 1.8 on: the number
-of an operation came with 1.9, sizes with 2.2, the group, and what was enqueued and completed last, with 2.3. Where a
-rank is numbered within its group, as in `[PG ID 11 PG GUID 119 Rank 1]`, the label in front of the line has the global
-rank, if torch (`[rank13]:`), torchrun or Slurm put one there.
+The words of the watchdog are those of torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp and TraceUtils.h from torch 1.8
+on: the number of an operation came with 1.9, sizes with 2.2, the group, and what was enqueued and completed last, with
+2.3. Where a rank is numbered within its group, as in `[PG ID 11 PG GUID 119 Rank 1]`, the label in front of the line
+has the global rank, if torch (`[rank13]:`), torchrun or Slurm put one there.
+
+Torch's checks say who did not come to the start or to a monitored barrier, and whose calls differ. Their messages name
+other ranks than the one that prints them, so that one line may be enough. Their words are those of
+torch/distributed/distributed_c10d.py and, in torch/csrc/distributed/c10d, of ProcessGroupGloo.cpp, TCPStoreBackend.cpp
+and ProcessGroupWrapper.cpp (TORCH_DISTRIBUTED_DEBUG=DETAIL), from torch 1.8 on.
 """
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from itertools import chain, islice
 
 from hpcpace.core.log_fronts import Front, front_of, year_ns
+from hpcpace.core.records import dataclass
 from hpcpace.core.text import parse_range
-from hpcpace.runs.imports import torch_checks
-from hpcpace.runs.imports.log_facts import (
-    Desync,
-    Ended,
-    Fact,
-    Frame,
-    Gloo,
-    GroupName,
-    Label,
-    Line,
-    Progress,
-    Repeated,
-    Start,
-    Stuck,
-    TimedOut,
-    WorldSize,
+
+
+@dataclass(frozen=True)
+class Label:
+    """What a line has in front of a message: the global rank, that of torchrun on its node, and a task of Slurm."""
+
+    rank: int | None = None
+    local_rank: int | None = None
+    task: int | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it names nobody."""
+        return self.rank is None and self.local_rank is None and self.task is None
+
+
+@dataclass(frozen=True)
+class GroupName:
+    """A process group as a line names it: its number in the process, its name in the job, and its description."""
+
+    number: str = ""
+    name: str = ""
+    description: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    """Where a message comes from.
+
+    Attributes:
+        label: what is in front of it.
+        member: its rank within the group, which is the global one in the default group; None where not said.
+        group: None where not said.
+        at_ns: when it was written, in a year of 366 days that has no number; None where not said.
+        actor: the class of the Ray actor that wrote it; empty without one.
+    """
+
+    label: Label
+    member: int | None = None
+    group: GroupName | None = None
+    at_ns: int | None = None
+    actor: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimedOut:
+    """An operation that ran out of time. `number` is None in torch 1.8, `num_elements` -1 before 2.2."""
+
+    line: Line
+    number: int | None
+    op: str
+    num_elements: int
+    timeout_ms: int
+    ran_ms: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """The last operations that a rank enqueued and completed, and the one that ran out of time; None where not said."""
+
+    line: Line
+    enqueued: int | None
+    completed: int | None
+    failed: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Desync:
+    """What a report says of other members of its group: how far they came."""
+
+    line: Line
+    members: tuple[int, ...]
+    number: int
+    has_finished: bool
+    op: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gloo:
+    """A message of gloo that did not come through: how long a rank waited, or None where its peer had closed."""
+
+    line: Line
+    waited_ms: int | None
+    op: str
+
+
+@dataclass(frozen=True)
+class WorldSize:
+    """How many ranks a communicator of the job has."""
+
+    num_ranks: int
+
+
+@dataclass(frozen=True)
+class Start:
+    """The workers of a job are started, perhaps again."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Frame:
+    """A frame of the code that called an operation that ran out of time, the innermost first."""
+
+    line: Line
+    where: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stuck:
+    """A rank on which torch's watchdog itself stands still."""
+
+    line: Line
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ended:
+    """A rank that raised an exception, or tasks of Slurm that ended.
+
+    Attributes:
+        line: where an exception comes from; of tasks, nowhere.
+        how: the exception with its message, or Slurm's word for it.
+        tasks: those of Slurm; empty for an exception.
+    """
+
+    line: Line
+    how: str
+    tasks: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Repeated:
+    """How many messages like the one before Ray has left out, of any rank."""
+
+    count: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Joined:
+    """How many processes have come to the start of a job or of a group.
+
+    Attributes:
+        key: which start that is, 0 for one that the message does not number.
+        num_ranks: how many have to come; 0 where all have.
+    """
+
+    key: int
+    num_joined: int
+    num_ranks: int
+
+
+Fact = TimedOut | Progress | Desync | Gloo | WorldSize | Start | Frame | Stuck | Ended | Repeated | Joined
+
+
+_CHECK_WORDS = (b"to pass monitoredBarrier", b"ased barrier", b"CollectiveFingerPrint", b" clients joined")
+"""One of these is in every line that is read here."""
+
+START, BARRIER, COMPARED = "start", "monitored barrier", "compared"
+IN_WORDS = {START: "all ranks", BARRIER: "all ranks", COMPARED: "(not named)"}
+"""The groups in which torch checks something, taken for those of all ranks, and how words name them."""
+
+_BARRIER = re.compile(r"\[Rank (\d{1,6})\]: Ranks? ([\d, ]{1,9999}) failed to pass monitoredBarrier in (\d{1,12}) ms")
+_WAITING = re.compile(
+    r"tore.based barrier .{0,160}?rank:? ?(\d{1,6}), (?:for )?key: [^\s:]{1,80}:(\S{1,80}) "
+    r"\(world_size=(\d{1,7}), (?:worker_count|num_workers_joined)=(\d{1,7})"
 )
+_PASSED = re.compile(r"Completed store.based barrier for key:[^\s:]{1,80}:(\S{1,80})")
+_CALLED = re.compile(
+    r"Rank (\d{1,6}) is running (?:inconsistent )?collective: (?:CollectiveFingerPrint\()?"
+    r"(?:SequenceNumber=\d{1,20}(?:, )?)?(?:OpType=)?([A-Z_]{2,40})(?:, TensorShape=\[([\d, ]{0,200})\])?"
+)
+_CLIENTS = re.compile(r"waiting for clients\. (\d{1,7})/(\d{1,7}) clients joined")
+
+
+def checks(text: str, line_of: Callable[[str], Line]) -> Iterator[TimedOut | Desync | WorldSize | Joined]:
+    """Yield what one line says.
+
+    Args:
+        text: the line.
+        line_of: takes what precedes a message, and returns where it comes from.
+    """
+    if barrier := _BARRIER.search(text):
+        yield from _barrier(barrier, line_of(text[: barrier.start()]))
+    elif waiting := _WAITING.search(text):
+        key, num_ranks = _key(waiting[2]), int(waiting[3])
+        yield WorldSize(num_ranks)
+        yield Joined(key=key, num_joined=int(waiting[4]), num_ranks=num_ranks)
+        op = "INIT_PROCESS_GROUP" if key < 2 else "NEW_GROUP"
+        yield _of_check(Line(label=Label(rank=int(waiting[1]))), START, op, number=key)
+    elif passed := _PASSED.search(text):
+        yield Joined(key=_key(passed[1]), num_joined=0, num_ranks=0)
+    elif clients := _CLIENTS.search(text):
+        yield WorldSize(int(clients[2]))
+        yield Joined(key=0, num_joined=int(clients[1]), num_ranks=int(clients[2]))
+    else:
+        yield from _compared(list(_CALLED.finditer(text)), line_of, text)
+
+
+def _key(name: str) -> int:
+    """Return the number of a start, which torch counts from 1 on; 0 for a group with a name."""
+    return int(name) if name.isdecimal() and len(name) < 10 else 0
+
+
+def _barrier(found: re.Match[str], line: Line) -> Iterator[TimedOut | Desync]:
+    """Yield who failed to come. Rank 0 asks the others in their order, so those before the last one have come."""
+    reporter, failed = int(found[1]), [int(number) for number in re.findall(r"\d{1,6}", found[2])]
+    if line.label.rank not in (None, reporter):  # of a smaller group, whose members are not known
+        return
+    line = replace(line, label=Label(rank=reporter), member=None, group=GroupName(name=BARRIER))
+    come = tuple(rank for rank in range(max(failed, default=0)) if rank not in failed and rank != reporter)
+    yield _of_check(line, BARRIER, "MONITORED_BARRIER", waited_ms=int(found[3]))
+    yield Desync(line=line, members=tuple(failed), number=-1, has_finished=True)
+    if come:
+        yield Desync(line=line, members=come, number=0, has_finished=False, op="MONITORED_BARRIER")
+
+
+def _compared(called: list[re.Match[str]], line_of: Callable[[str], Line], text: str) -> Iterator[TimedOut]:
+    """Yield what a rank called, and what the first one did that called something else in the same place."""
+    own = line_of(text[: called[0].start()]).label.rank if called else None
+    if own is not None and own != int(called[0][1]):  # of a smaller group, whose members are not known
+        return
+    for one in called:
+        numbers = re.findall(r"\d+", one[3] or "")
+        size = math.prod(map(int, numbers)) if numbers else -1
+        yield _of_check(Line(label=Label(rank=int(one[1]))), COMPARED, one[2], num_elements=size)
+
+
+def _of_check(
+    line: Line, group: str, op: str, *, number: int | None = None, num_elements: int = -1, waited_ms: int | None = None
+) -> TimedOut:
+    return TimedOut(
+        line=replace(line, group=GroupName(name=group)),
+        number=number,
+        op=op,
+        num_elements=num_elements,
+        timeout_ms=waited_ms or 0,
+        ran_ms=waited_ms,
+    )
+
 
 _FILE = "ProcessGroupNCCL.cpp"
 REPORTS = (b"Timeout(ms)=", b"ollective #", b"Traceback (most recent", _FILE.encode())
@@ -47,12 +275,12 @@ WORDS = (
     b"worker group",
     b"Setting OMP_NUM_THREADS",
     b"srun: error: ",
-    *torch_checks.WORDS,
+    *_CHECK_WORDS,
 )
 """One of these is in every line that is read here, or one of `BEHIND`."""
 BEHIND = (b"] started ", b"] finished ", b" ranks:", b" from /", b"Error: ", b"Exception: ")
 
-_CHECKS = tuple(word.decode() for word in torch_checks.WORDS)
+_CHECKS = tuple(word.decode() for word in _CHECK_WORDS)
 _DESYNC_WORDS = ("ollective #", " ranks:", "] started ", "] finished ", "never joined")
 _BEFORE, _BEHIND = 400, 4000
 """format: letters of a line that are looked at around a message: labels come before, ranks of a report behind."""
@@ -141,7 +369,7 @@ class LineReader:
                 yield Repeated(int(repeated[1]))
         text = text[: _BEFORE + _BEHIND]
         if any(word in text for word in _CHECKS):
-            yield from torch_checks.checks(text, lambda before: self._line(before, text))
+            yield from checks(text, lambda before: self._line(before, text))
         if any(word in text for word in _DESYNC_WORDS):
             yield from self._desync(text)
         if "distributed_c10d" in text and (op := _PYTHON_OP.search(text)) and len(self._called) < _MAX_CALLED:

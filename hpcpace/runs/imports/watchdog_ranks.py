@@ -18,7 +18,9 @@ from hpcpace.core.errors import TraceError
 from hpcpace.core.records import dataclass
 from hpcpace.core.text import NS_PER_MS, NS_PER_S, plural, rank_list, shortened
 from hpcpace.runs.imports.flight_recorder import MAX_RANKS
-from hpcpace.runs.imports.log_facts import (
+from hpcpace.runs.imports.watchdog_lines import (
+    IN_WORDS,
+    START,
     Desync,
     Ended,
     Fact,
@@ -34,7 +36,6 @@ from hpcpace.runs.imports.log_facts import (
     TimedOut,
     WorldSize,
 )
-from hpcpace.runs.imports.torch_checks import IN_WORDS, START
 
 _NAMED_RANK = re.compile(r"(?:rank|task|proc)[_\-.=]?(\d{1,6})(?!\d)", re.IGNORECASE)
 _MAX_DIGITS = 6  # format: of a rank
