@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -24,7 +25,6 @@ from hpcpace.core.hostlist import expand, read_placement, short_list
 from hpcpace.core.records import dataclass
 from hpcpace.core.text import printable, shown
 
-"""As much as names of 255 letters for 65,536 ranks."""
 _WHOLE = re.compile(r"0|[1-9][0-9]{0,8}")
 
 
@@ -355,3 +355,17 @@ def placement_options(
     if strangers:
         raise UsageError(f"{named} and the job have different hosts ({short_list(strangers)}): use sbatch --nodelist")
     return ("--distribution=arbitrary", f"--nodelist={Path(file).absolute()}")
+
+
+def program_path() -> str:
+    """Return the path of this hpcpace, for jobs that do not have it on PATH.
+
+    Raises:
+        UsageError: it was started as a module, and has no program beside its Python.
+    """
+    started_as = Path(sys.argv[0])
+    found = shutil.which(started_as) if started_as.suffix != ".py" else None
+    program = Path(found).absolute() if found else Path(sys.executable).with_name("hpcpace")
+    if not program.exists():
+        raise UsageError(f"no program {program}: install hpcpace with pip, so that a job script can call it")
+    return str(program)

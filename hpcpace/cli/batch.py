@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import shlex
-import shutil
-import sys
 from pathlib import Path
 
 import click
 
 from hpcpace.batch.job import LAYOUTS, BatchJob, audit_only, prepare_job
+from hpcpace.batch.launch import program_path
 from hpcpace.cli.commands import Command
 from hpcpace.cli.options import option
 from hpcpace.core.environment import process_environ
@@ -34,20 +33,6 @@ def sbatch_command(name: str | None) -> None:
         click.echo("\n".join(f"{script:{width}}  {sentence}" for script, sentence in scripts.items()))
         return
     click.echo(filled_in(job_script(name), program_path()), nl=False)
-
-
-def program_path() -> str:
-    """Return the path of this hpcpace, for jobs that do not have it on PATH.
-
-    Raises:
-        UsageError: it was started as a module, and has no program beside its Python.
-    """
-    started_as = Path(sys.argv[0])
-    found = shutil.which(started_as) if started_as.suffix != ".py" else None
-    program = Path(found).absolute() if found else Path(sys.executable).with_name("hpcpace")
-    if not program.exists():
-        raise UsageError(f"no program {program}: install hpcpace with pip, so that a job script can call it")
-    return str(program)
 
 
 def job_scripts() -> dict[str, str]:

@@ -127,8 +127,8 @@ def _write_trial(folder: Path, found: Placement, attempt: Attempt) -> Path:
         CannotTell: the run cannot be tried.
         UsageError: they cannot be written.
     """
-    from hpcpace.cli.batch import program_path
-    from hpcpace.placement.trial import trial_files
+    from hpcpace.batch.launch import program_path
+    from hpcpace.placement.of_run import trial_files
 
     folder = folder.absolute()
     files = trial_files(found, attempt, folder, program_path())

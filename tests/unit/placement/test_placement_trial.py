@@ -13,8 +13,7 @@ import pytest
 
 import hpcpace
 from hpcpace.core.errors import CannotTell
-from hpcpace.placement.of_run import place_run
-from hpcpace.placement.trial import trial_files
+from hpcpace.placement.of_run import place_run, trial_files
 from tests.placed_run import PlacedRun, layout_operations
 
 SCATTERED = np.array([0, 2, 1, 3, 2, 0, 3, 1])
