@@ -16,7 +16,7 @@ import hpcpace
 from hpcpace.metrics.phases import Part, parts_of_steps
 from hpcpace.observe.step_figures import PART_NAMES, StepFigures
 from hpcpace.trace.reader import read_trace
-from hpcpace.trace.recent import RecentRows
+from hpcpace.trace.recorder import RecentRows
 from hpcpace.trace.schema import DEVICE_TABLES, StepFlag, row_dtypes
 
 
