@@ -23,9 +23,9 @@ from hpcpace.core.errors import EXIT_WARNING, UsageError
 from hpcpace.core.settings import load_config
 from hpcpace.core.text import format_rate, parse_rate
 from hpcpace.lab import fault_kinds as kinds
+from hpcpace.lab.emulated import Clock
 from hpcpace.lab.fabric import NAME_VARIABLE, WAYS
 from hpcpace.lab.faults import FaultRecord, fault_records, start_fault, undo_fault
-from hpcpace.lab.host_clock import Clock
 from hpcpace.lab.hosts import Load, command_on
 from hpcpace.lab.lab import Lab, bring_down, fault_words, print_faults, print_status, read_status, table_console
 from hpcpace.lab.plan import LabFiles
