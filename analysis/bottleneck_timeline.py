@@ -16,9 +16,10 @@ from numpy.typing import NDArray
 from hpcpace.core.text import NS_PER_MS, format_duration, milliseconds, printable
 from hpcpace.diagnosis.plot_source import StepDetail, step_detail
 from hpcpace.metrics.phases import Part
-from hpcpace.plots import files, runs
+from hpcpace.plots import runs
 from hpcpace.plots.runs import KINDS, draw_step
-from hpcpace.report.terminal import note, table, title
+from hpcpace.report.terminal import console_for_tables, note, table, title
+from library import files
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -61,7 +62,7 @@ def of_kind(name: str, parts_ns: NDArray[np.float64]) -> float:
 
 
 def print_table(found: Found) -> None:
-    console, detail = files.console_for_tables(), found.detail
+    console, detail = console_for_tables(), found.detail
     below = "ms of each part, and below it those of the rank's mean regular step"
     title(console, f"{found.run}: step {detail.step}", below)
     names = [name for name in KINDS if of_kind(name, detail.parts_ns) or of_kind(name, detail.mean_ns)]

@@ -15,9 +15,9 @@ from hpcpace.core.errors import CannotTell
 from hpcpace.core.text import percent, printable
 from hpcpace.diagnosis.figures.causes import jitter_figures
 from hpcpace.diagnosis.summary import Jitter
-from hpcpace.plots import files
 from hpcpace.plots import runs as plots
-from hpcpace.report.terminal import note, table, title
+from hpcpace.report.terminal import console_for_tables, note, table, title
+from library import files
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -55,7 +55,7 @@ def row_of(run: str, jitter: Jitter | None) -> dict[str, Any]:
 
 
 def print_table(results: Sequence[Found], remarks: Sequence[str]) -> None:
-    console = files.console_for_tables()
+    console = console_for_tables()
     title(console, "Jitter amplification", "slowest rank over mean rank, per stretch between synchronisations")
     head = ["ranks", "steps", "A\n(95 %)", "A_p\n(noise)", "A_t", "loss of\nthe step", "null\n(95 %)", "A vs\nnull"]
     shown = files.rows_from_the_top(table("run", [*head, "exponent\n(95 %)"]))

@@ -13,12 +13,12 @@ import click
 import numpy as np
 
 from hpcpace.core.text import format_bytes, format_count
-from hpcpace.plots import files
 from hpcpace.plots import runs as plots
-from hpcpace.report.terminal import note, table, title
-from hpcpace.studies.figures import study_figures
-from hpcpace.studies.published import PEAK_MEMORY_GBYTE, Size, growth_sentences, published_volume_gbyte, sizes_of
+from hpcpace.report.terminal import console_for_tables, note, table, title
 from hpcpace.studies.setups import OUT_OF_MEMORY, StudyFolder
+from library import files
+from library.figures import study_figures
+from library.published import PEAK_MEMORY_GBYTE, Size, growth_sentences, published_volume_gbyte, sizes_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -51,7 +51,7 @@ def values_of(size: Size, first: Size) -> list[Any]:
 
 
 def print_table(sizes: Sequence[Size], remarks: Sequence[str]) -> None:
-    console = files.console_for_tables()
+    console = console_for_tables()
     title(console, "Model size", "a pipeline over 2x2, and memory of one rank alone; medians over repetitions")
     head = ["layers", "width", "parameters", "s a million\ntokens", "network\na token", "relative\n(published)"]
     shown = files.rows_from_the_top(table("preset", [*head, "memory of\none rank", "published"]))

@@ -13,12 +13,12 @@ import click
 import numpy as np
 
 from hpcpace.core.text import format_bytes, format_count, format_rate, plural
-from hpcpace.plots import files
 from hpcpace.plots import runs as plots
-from hpcpace.report.terminal import note, table, title
-from hpcpace.studies import published as paper
-from hpcpace.studies.figures import SetupFigures, spelled, study_figures
+from hpcpace.report.terminal import console_for_tables, note, table, title
 from hpcpace.studies.setups import DONE, StudyFolder
+from library import files
+from library import published as paper
+from library.figures import SetupFigures, spelled, study_figures
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -31,7 +31,7 @@ COLORS = {"none": plots.GREY, "data": plots.BLUE, "tensor": plots.VERMILION, "pi
 
 
 def print_tables(rows: Sequence[SetupFigures], published: Published, remarks: Sequence[str]) -> None:
-    console = files.console_for_tables()
+    console = console_for_tables()
     for model, unit in (("gpt2", "tokens"), ("resnet18", "images")):
         if not (of_model := [row for row in rows if row.setup.model == model]):
             continue

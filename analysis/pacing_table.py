@@ -16,11 +16,11 @@ import hpcpace
 from hpcpace.core.config import NO_POLICY
 from hpcpace.core.errors import CannotTell, UsageError
 from hpcpace.core.text import format_count, plural, printable
-from hpcpace.plots import files
 from hpcpace.plots import runs as plots
-from hpcpace.report.terminal import note, table, title
-from hpcpace.studies.paced_jobs import Target
-from hpcpace.studies.pacing import (
+from hpcpace.report.terminal import console_for_tables, note, table, title
+from library import files
+from library.paced_jobs import Target
+from library.pacing import (
     MODEL_COLUMNS,
     PacingRow,
     draw_model,
@@ -33,7 +33,7 @@ from hpcpace.studies.pacing import (
     read_published_pacing,
     simulations,
 )
-from hpcpace.studies.pacing import PACING_COLUMNS as COLUMNS
+from library.pacing import PACING_COLUMNS as COLUMNS
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -43,7 +43,7 @@ PUBLISHED = Path(__file__).parents[1] / "tests" / "data" / "published" / "pacing
 
 
 def print_table(rows: Sequence[PacingRow], published: Sequence[Target]) -> None:
-    console = files.console_for_tables()
+    console = console_for_tables()
     title(console, "Pacing", "means over repetitions, or over the steps of a single run, with 95 % intervals")
     head = ["policy", "runs", "samples/s\n(95 %)", "gain\n(95 %)", "published\ngain", "CV of the step\n(95 %)"]
     shown = files.rows_from_the_top(table("nodes", [*head, "published\nCV"]), left=(1,))

@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpcpace.core.errors import EXIT_WARNING
-from hpcpace.plots import files
 from hpcpace.plots import runs as plots
 from hpcpace.report.sections.history import scaling_document
-from hpcpace.report.terminal import notes, print_document
+from hpcpace.report.terminal import console_for_tables, notes, print_document
 from hpcpace.runs.load import Per
 from hpcpace.runs.scaling.result import COLUMNS, Scaling, rows_of, scaling_of
 from hpcpace.runs.scaling.samples import PARTS, read_samples
 from hpcpace.runs.scaling.sizes import Kind
+from library import files
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -104,7 +104,7 @@ def command(runs: Sequence[Path], out: Path, scaling: str | None, throughput: st
     """Show how throughput grows over RUN...: a table, and NAME.csv, .png and .svg in a folder."""
     samples, problems = read_samples(runs, per=None if throughput is None else Per(throughput))
     found = scaling_of(samples, kind=None if scaling is None else Kind(scaling))
-    console = files.console_for_tables()
+    console = console_for_tables()
     print_document(console, scaling_document(found))
     notes(console, problems, rest="hpcpace scale --verbose")
     written = files.write_files(out, NAME, columns=COLUMNS, rows=rows_of(found), figure=draw(found), read=runs)

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpcpace.core.errors import EXIT_WARNING
-from hpcpace.plots import files
 from hpcpace.plots import runs as plots
-from hpcpace.report.terminal import notes, table, title
+from hpcpace.report.terminal import console_for_tables, notes, table, title
 from hpcpace.runs.load import Per
 from hpcpace.runs.scaling.result import COLUMNS, IDEAL, Scaling, rows_of, scaling_of
 from hpcpace.runs.scaling.samples import read_samples
 from hpcpace.runs.scaling.sizes import Kind
+from library import files
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -95,7 +95,7 @@ def command(runs: Sequence[Path], out: Path, scaling: str | None, throughput: st
     """Show the scaling factors of RUN...: a table, and NAME.csv, .png and .svg in a folder."""
     samples, problems = read_samples(runs, per=None if throughput is None else Per(throughput))
     found = scaling_of(samples, kind=None if scaling is None else Kind(scaling))
-    console = files.console_for_tables()
+    console = console_for_tables()
     title(console, "Scaling factors", f"{found.kind}: {found.why}")
     shown = files.rows_from_the_top(table(f"{found.unit}s", ["S_n", "95 %", "band"]))
     for size in found.sizes:

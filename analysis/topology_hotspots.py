@@ -13,9 +13,9 @@ import numpy as np
 
 from hpcpace.core.text import NS_PER_MS, alias_name, format_duration, percent, place_name, printable
 from hpcpace.diagnosis.figures.hotspots import COLUMNS, HotspotFigures, Row, hotspot_figures, rows_of
-from hpcpace.plots import files
 from hpcpace.plots import runs as plots
-from hpcpace.report.terminal import note, table, title
+from hpcpace.report.terminal import console_for_tables, note, table, title
+from library import files
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -29,7 +29,7 @@ Found = tuple[str, HotspotFigures, tuple[str, ...]]  # a run, its hotspots, and 
 
 
 def print_table(results: Sequence[Found], rows: Sequence[Row]) -> None:
-    console = files.console_for_tables()
+    console = console_for_tables()
     title(console, "Topology hotspots", "own work of ranks, nodes and leaves; transfers that pass a link")
     head = ["place", "adds\na step", "excess\n(95 %)", "of\nlateness", "could also be"]
     shown = files.rows_from_the_top(table("run", head), left=(1, 5))

@@ -301,7 +301,7 @@ def _calculon(folder: Path) -> Any:
 # The nano cluster: two servers of two A40 each, 1 Gb/s between them.
 
 _LINK_BPS = 0.94e9  # payload of TCP over Ethernet of 1 Gb/s: 1448 of 1538 bytes
-_BATCH = 16  # sequences of a replica, as the published traffic implies: hpcpace/studies/published.py
+_BATCH = 16  # sequences of a replica, as the published traffic implies: analysis/library/published.py
 
 
 @dataclass(frozen=True)

@@ -26,12 +26,12 @@ from typing import Any
 import matplotlib.pyplot as plt
 import numpy as np
 
+from analysis.library.figures import RunFigures, attempt_figures
 from experiments.labs import ALONE, JobQueue
 from experiments.options import command_line
 from experiments.pages import RESULTS, cases_of, command, read_toml, table, write_page
 from experiments.studies.lab_set_up import study_lab
 from hpcpace.core.rundir import RunDirectory
-from hpcpace.studies.figures import RunFigures, attempt_figures
 from hpcpace.studies.setups import Setup, parse_layout
 
 SEEDS = range(3)

@@ -16,8 +16,8 @@ from timeit import repeat
 
 import numpy as np
 
+from analysis.library.simulation import Noise, ParametricNoise, ResampledNoise, SimulatedJob, TracedNoise, simulate
 from experiments.options import command_line
-from hpcpace.simulation import Noise, ParametricNoise, ResampledNoise, SimulatedJob, TracedNoise, simulate
 
 NS_PER_MS = 1e6
 

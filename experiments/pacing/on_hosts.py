@@ -20,6 +20,8 @@ from typing import Any
 
 import numpy as np
 
+from analysis.library.paced_jobs import Target
+from analysis.library.pacing import read_published_pacing
 from experiments.jobs import Rows, Tell, commit, teller
 from experiments.labs import heavy_lab
 from experiments.pacing import experiment
@@ -31,8 +33,6 @@ from hpcpace.lab.fabric import shape
 from hpcpace.lab.lab import Lab
 from hpcpace.lab.settings import LabConfig
 from hpcpace.metrics.resampling import Estimate, mean_of
-from hpcpace.studies.paced_jobs import Target
-from hpcpace.studies.pacing import read_published_pacing
 
 MAX_RANKS_PER_CORE = 8
 """More ranks wait for cores in each collective, although their work is a sleep."""

@@ -1,6 +1,6 @@
 """The set-ups, simulated runs of them, and the law of smaller sizes held against sizes that it has not seen.
 
-Simulated jobs are bulk-synchronous, as `hpcpace.simulation` has it, and the real recorder writes their runs.
+Simulated jobs are bulk-synchronous, as `analysis.library.simulation` has it, and the real recorder writes their runs.
 """
 
 from __future__ import annotations

@@ -25,13 +25,13 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from analysis.library.figures import study_figures
+from analysis.library.published import BATCH, read_published
 from experiments.options import command_line
 from experiments.studies import lab_set_up
 from experiments.studies.document import Measured, draw_plots, run_scaling, section, write_document, write_scaling
 from hpcpace.core.errors import HpcpaceError, UsageError
 from hpcpace.core.text import format_duration, nanoseconds
-from hpcpace.studies.figures import study_figures
-from hpcpace.studies.published import BATCH, read_published
 from hpcpace.studies.setups import Setup, StudyFolder, model_size_setups, repeated
 
 PUBLISHED = lab_set_up.REPOSITORY / "tests" / "data" / "published" / "nano_cluster_gpt2_small.csv"

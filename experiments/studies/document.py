@@ -17,15 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from experiments.pages import listed, page, with_section
-from experiments.studies.lab_set_up import REPOSITORY, SetUp
-from hpcpace.core.errors import HpcpaceError
-from hpcpace.core.text import format_bytes, format_count, format_rate
-from hpcpace.lab.lab import Lab
-from hpcpace.lab.settings import LabConfig
-from hpcpace.studies.figures import SetupFigures, straight_line
-from hpcpace.studies.jobs import FAULTS, HEALTHY, ScalingFolder, ScalingResult, ScalingRun, results
-from hpcpace.studies.published import (
+from analysis.library.figures import SetupFigures, straight_line
+from analysis.library.published import (
     BATCH,
     PublishedRow,
     compute_spread,
@@ -36,6 +29,13 @@ from hpcpace.studies.published import (
     published_volume_gbyte,
     verdict,
 )
+from experiments.pages import listed, page, with_section
+from experiments.studies.lab_set_up import REPOSITORY, SetUp
+from hpcpace.core.errors import HpcpaceError
+from hpcpace.core.text import format_bytes, format_count, format_rate
+from hpcpace.lab.lab import Lab
+from hpcpace.lab.settings import LabConfig
+from hpcpace.studies.jobs import FAULTS, HEALTHY, ScalingFolder, ScalingResult, ScalingRun, results
 from hpcpace.studies.setups import StudyFolder, planned
 
 SCALING_HEADING = "## The scaling study"

@@ -12,11 +12,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from experiments.labs import heavy_lab
-from hpcpace.core.errors import HpcpaceError
-from hpcpace.lab.lab import Lab
-from hpcpace.lab.settings import LabConfig
-from hpcpace.studies.published import (
+from analysis.library.published import (
     BATCH,
     IMAGE_BATCH,
     Balance,
@@ -28,6 +24,10 @@ from hpcpace.studies.published import (
     published_balance,
     tokens_per_s_of_one,
 )
+from experiments.labs import heavy_lab
+from hpcpace.core.errors import HpcpaceError
+from hpcpace.lab.lab import Lab
+from hpcpace.lab.settings import LabConfig
 from hpcpace.studies.setups import NanoCluster, Setup, StudyFolder, parse_layout, planned
 
 REPOSITORY = Path(__file__).parents[2]

@@ -266,8 +266,7 @@ def verdicts(study: Path) -> None:
     The table shows what each report says next to what was injected.
     """
     from hpcpace.core.text import printable
-    from hpcpace.plots.files import console_for_tables
-    from hpcpace.report.terminal import table
+    from hpcpace.report.terminal import console_for_tables, table
 
     folder = ScalingFolder(study)
     found = results(folder)

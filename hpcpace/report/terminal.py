@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+import sys
 from collections.abc import Iterable, Sequence
 from textwrap import wrap
 
@@ -33,6 +34,7 @@ from hpcpace.report.document import (
 )
 
 _LABEL_WIDTH = 11
+_LOG_WIDTH = 100
 _BAR_WIDTH = 60
 _IN_FIGURES = re.compile(r"(?<=\d) (?=(?:%|[num]?s|[kMGT]?B)(?!\w))")
 _FIRST_PRIVATE = 0xE000  # private characters are not printable, so no text that is shown has one
@@ -276,3 +278,10 @@ def _wrapped(console: Console, text: str, width: int) -> list[str]:
     for one, word in zip(whole, words, strict=True):
         lines = [part.replace(word, one) for part in lines]
     return [part.replace(chr(_FIRST_PRIVATE), " ") for part in lines]
+
+
+def console_for_tables() -> Console:
+    """Return a console that is as wide in a log as in a terminal."""
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a job's locale may be ASCII, and names of hosts and folders more
+        sys.stdout.reconfigure(errors="backslashreplace")
+    return Console(width=_LOG_WIDTH, highlight=False, emoji=False, markup=False)

@@ -41,7 +41,7 @@ def hpcpace(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
 @pytest.fixture
 def script(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Call:
     """Run a script and return its exit code, stdout and stderr."""
-    from hpcpace.plots.files import run_script
+    from library.files import run_script
 
     def call(name: str, *arguments: object) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", [f"{name}.py", *map(str, arguments)])

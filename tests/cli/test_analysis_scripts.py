@@ -18,7 +18,7 @@ from tests.device_run import DeviceRun
 
 pytest.importorskip("matplotlib")
 
-from hpcpace.studies.paced_jobs import fit
+from library.paced_jobs import fit
 
 FOLDER = Path(__file__).parents[2] / "analysis"
 NAMES = ("jitter_amplification", "topology_hotspots", "bottleneck_timeline")
@@ -218,10 +218,10 @@ def test_pacing_without_runs_asks_for_them(script, tmp_path):
 
 @pytest.mark.slow
 def test_the_model_says_what_the_published_table_requires(script, tmp_path, monkeypatch):
-    monkeypatch.setattr("hpcpace.studies.pacing.POLICIES", ("slack",))
-    monkeypatch.setattr("hpcpace.studies.pacing.STRENGTHS", {"none": (0.0,), "poll stealing": (0.25, 0.5)})
-    monkeypatch.setattr("hpcpace.studies.pacing.CAUSES", ("lasting",))
-    monkeypatch.setattr("hpcpace.studies.pacing.fit", partial(fit, num_steps=140))
+    monkeypatch.setattr("library.pacing.POLICIES", ("slack",))
+    monkeypatch.setattr("library.pacing.STRENGTHS", {"none": (0.0,), "poll stealing": (0.25, 0.5)})
+    monkeypatch.setattr("library.pacing.CAUSES", ("lasting",))
+    monkeypatch.setattr("library.pacing.fit", partial(fit, num_steps=140))
     code, out, err = script("pacing_table", "--simulate", "--out", tmp_path)
     assert (code, err) == (0, "")
     said = " ".join(out.split())

@@ -9,10 +9,10 @@ import pytest
 
 from experiments.studies.lab_set_up import run_study, study_lab
 from hpcpace.lab.settings import LabConfig
-from hpcpace.studies.figures import SetupFigures, study_figures
-from hpcpace.studies.published import link_bytes_per_step
 from hpcpace.studies.setups import Setup, StudyFolder, parse_layout, planned, repeated
 from hpcpace.trace.attempt_reader import read_attempt
+from library.figures import SetupFigures, study_figures
+from library.published import link_bytes_per_step
 
 pytestmark = pytest.mark.nightly
 COMPUTE_MS, LINK_BPS = 40.0, 20e6

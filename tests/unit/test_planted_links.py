@@ -20,11 +20,11 @@ from hpcpace.core.environment import rank_info
 from hpcpace.core.errors import HpcpaceError
 from hpcpace.core.rundir import Attempt, RunDirectory, open_run
 from hpcpace.diagnosis.plot_data import PlotData
-from hpcpace.plots.files import write_files
 from hpcpace.plots.runs import new_figure
 from hpcpace.report.run_report import write_html
 from hpcpace.studies.jobs import ScalingFolder
 from hpcpace.studies.setups import StudyFolder
+from library.files import write_files
 from tests.machines.cases import small_node
 
 pytest.importorskip("matplotlib")

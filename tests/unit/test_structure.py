@@ -102,7 +102,9 @@ def test_reads_functions_arguments_and_imports(tmp_path: Path) -> None:
     assert found == {"f": (3, 4, False), "g": (2, 1, True)}
 
 
-@pytest.mark.parametrize(("folder", "forbidden"), [("hpcpace", ("experiments", "tests")), ("experiments", ("tests",))])
+@pytest.mark.parametrize(
+    ("folder", "forbidden"), [("hpcpace", ("analysis", "experiments", "library", "tests")), ("experiments", ("tests",))]
+)
 def test_programs_do_not_import_experiments_and_experiments_do_not_import_tests(
     folder: str, forbidden: tuple[str, ...]
 ) -> None:

@@ -36,7 +36,6 @@ from hpcpace.diagnosis.measure import Selection, measure, panels_of
 from hpcpace.diagnosis.summary import OriginRow, Summary
 from hpcpace.diagnosis.verdict import main_verdict
 from hpcpace.frames.run import load
-from hpcpace.plots.files import ExaminedRun
 from hpcpace.report.html import compressed
 from hpcpace.report.run_report import page
 from hpcpace.report.sections.causes import (
@@ -46,11 +45,12 @@ from hpcpace.report.sections.causes import (
     significant_gains,
     significant_origins,
 )
-from hpcpace.studies.figures import study_figures
-from hpcpace.studies.pacing import pacing_rows, read_paced_run
 from hpcpace.studies.setups import Setup, parse_layout
 from hpcpace.trace.attempt_reader import read_attempt
 from hpcpace.trace.schema import Phase
+from library.figures import study_figures
+from library.files import ExaminedRun
+from library.pacing import pacing_rows, read_paced_run
 
 STAGES = (Phase.DATA, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER, Phase.GC, None)
 ALONE = (Phase.CHECKPOINT, Phase.EVAL)

@@ -20,7 +20,7 @@ from hpcpace.runs.scaling.law import predict
 from hpcpace.runs.scaling.result import COLUMNS, Band, band, rows_of, scaling_of
 from hpcpace.runs.scaling.samples import PARTS, Sample, sample_of_line, sample_of_run
 from hpcpace.runs.scaling.sizes import Kind, series_of
-from hpcpace.studies.published import read_published
+from library.published import read_published
 
 MS = 1e6
 PUBLISHED = Path(__file__).parents[2] / "data" / "published" / "nano_cluster_gpt2_small.csv"

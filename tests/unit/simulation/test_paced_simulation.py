@@ -7,8 +7,8 @@ import pytest
 from cases import each_case
 
 from hpcpace.pace.settings import PaceSettings
-from hpcpace.simulation import KINDS, Incast, ParametricNoise, PollStealing, SimulatedJob, TracedNoise, simulate
-from hpcpace.studies.paced_jobs import PacedRanks, off_then_on
+from library.paced_jobs import PacedRanks, off_then_on
+from library.simulation import KINDS, Incast, ParametricNoise, PollStealing, SimulatedJob, TracedNoise, simulate
 
 DELAYING = ("published-window", "published-spread", "slack", "stagger")
 NUM_SET_UPS = 100

@@ -7,7 +7,7 @@ import pytest
 from cases import each_case
 
 from hpcpace.core.errors import UsageError
-from hpcpace.simulation import (
+from library.simulation import (
     KINDS,
     Incast,
     ParametricNoise,

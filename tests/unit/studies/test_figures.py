@@ -10,9 +10,9 @@ from known_study import PEAK_BYTES, STEP_S, write_run, write_study
 
 from hpcpace.core.errors import CannotTell
 from hpcpace.diagnosis.measure import Measured
-from hpcpace.studies.figures import SetupFigures, run_figures, study_figures
-from hpcpace.studies.published import BATCH, compute_spread, order_at, orders, read_published
 from hpcpace.studies.setups import PARALLELISMS, Setup, StudyFolder, parse_layout, repeated
+from library.figures import SetupFigures, run_figures, study_figures
+from library.published import BATCH, compute_spread, order_at, orders, read_published
 
 PUBLISHED = Path(__file__).parents[2] / "data" / "published" / "nano_cluster_gpt2_small.csv"
 TOKENS_PER_S = 64 / STEP_S

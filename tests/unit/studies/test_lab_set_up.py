@@ -13,9 +13,9 @@ from experiments.studies.__main__ import PUBLISHED, busy_s, planned_study
 from experiments.studies.document import Measured, document, draw_plots, write_document, write_scaling
 from experiments.studies.lab_set_up import SetUp, expected_step_s, lab_sweep, reference_text, set_up, steps_for
 from hpcpace.core.errors import UsageError
-from hpcpace.studies.figures import study_figures
-from hpcpace.studies.published import BATCH, IMAGE_GAIN, IMAGE_SCALING, IMAGES_PER_S, read_published
 from hpcpace.studies.setups import NanoCluster, Setup, model_size_setups, parse_layout
+from library.figures import study_figures
+from library.published import BATCH, IMAGE_GAIN, IMAGE_SCALING, IMAGES_PER_S, read_published
 
 TEXT = reference_text()
 SEQUENCE_MS = 60.0

@@ -14,8 +14,8 @@ from hpcpace.core.errors import DataError
 from hpcpace.frames.run import load
 from hpcpace.metrics.resampling import Estimate, mean_of, share_of, throughput_of_steps, variation_of_steps
 from hpcpace.pace.settings import PaceSettings
-from hpcpace.studies.paced_jobs import CAUSES, Scene, Target, fit, paced
-from hpcpace.studies.pacing import (
+from library.paced_jobs import CAUSES, Scene, Target, fit, paced
+from library.pacing import (
     PacedRun,
     Simulation,
     is_as_calm,

@@ -8,8 +8,10 @@ import pytest
 from known_study import write_study
 
 from hpcpace.core.errors import DataError
-from hpcpace.studies.figures import study_figures
-from hpcpace.studies.published import (
+from hpcpace.studies.setups import NanoCluster, Setup, parse_layout, planned
+from hpcpace.train.settings import GPT2_PRESETS
+from library.figures import study_figures
+from library.published import (
     BATCH,
     Balance,
     bytes_per_sample,
@@ -23,8 +25,6 @@ from hpcpace.studies.published import (
     tokens_per_s_of_one,
     verdict,
 )
-from hpcpace.studies.setups import NanoCluster, Setup, parse_layout, planned
-from hpcpace.train.settings import GPT2_PRESETS
 
 PUBLISHED = Path(__file__).parents[2] / "data" / "published" / "nano_cluster_gpt2_small.csv"
 

@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 from cases import each_case
 
-from hpcpace.studies.figures import Spread, scaling_factor, spread, straight_line, traffic_of
+from library.figures import Spread, scaling_factor, spread, straight_line, traffic_of
 
 
 def test_spread_is_median_least_and_most_of_what_is_known() -> None:

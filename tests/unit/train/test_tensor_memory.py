@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import nn
 
-from hpcpace.studies.published import expected_tensor_bytes
 from hpcpace.studies.setups import Setup, parse_layout, planned
 from hpcpace.train.data_parallel import build_optimizer
 from hpcpace.train.models import ActivationMeter, TensorMemory, autocast, state_bytes, tensor_bytes
 from hpcpace.train.parallel import build_stage
+from library.published import expected_tensor_bytes
 
 
 def test_a_storage_counts_once() -> None:

@@ -15,7 +15,6 @@ from typing import Any
 
 from hpcpace.core.errors import DataError
 from hpcpace.core.records import dataclass
-from hpcpace.studies.figures import SetupFigures, Spread, spread, straight_line
 from hpcpace.studies.setups import DONE, OUT_OF_MEMORY, Layout, Setup, planned
 from hpcpace.train.plan import TrainPlan
 from hpcpace.train.settings import GPT2Shape
@@ -29,6 +28,8 @@ from hpcpace.train.volume import (
     step_operations,
     wire_matrix,
 )
+
+from .figures import SetupFigures, Spread, spread, straight_line
 
 _BITS = 8
 

@@ -22,9 +22,11 @@ from hpcpace.core.rundir import RunDirectory
 from hpcpace.frames.run import Run
 from hpcpace.metrics.resampling import Estimate, mean_of, throughput_of_steps, variation_of_steps
 from hpcpace.pace.settings import PaceSettings
-from hpcpace.plots import files, runs
-from hpcpace.report.terminal import note, table, title
-from hpcpace.studies.paced_jobs import (
+from hpcpace.plots import runs
+from hpcpace.report.terminal import console_for_tables, note, table, title
+
+from . import files
+from .paced_jobs import (
     CAUSES,
     RANKS_PER_NODE,
     STRENGTHS,
@@ -355,7 +357,7 @@ def model_rows(found: Sequence[Simulation], published: Sequence[Target]) -> list
 
 def print_model(found: Sequence[Simulation], published: Sequence[Target]) -> None:
     """Print the simulations to show as a table, and what follows from all of them."""
-    console = files.console_for_tables()
+    console = console_for_tables()
     title(
         console,
         "What the published table would require",

@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 from hpcpace.core.records import dataclass
 from hpcpace.pace.controller import Measurement, Policy, make_policy
 from hpcpace.pace.settings import PaceSettings
-from hpcpace.simulation import Incast, ParametricNoise, PollStealing, PowerShare, SimulatedJob, simulate
 from hpcpace.trace.schema import PaceArm
+
+from .simulation import Incast, ParametricNoise, PollStealing, PowerShare, SimulatedJob, simulate
 
 Coupling = Literal["none", "poll stealing", "power share", "goodput collapse"]
 Cause = Literal["rotating", "lasting"]

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from rich.console import Console
 from rich.table import Table
 
 from hpcpace.core.errors import CannotTell, HpcpaceError, UsageError, check_package
@@ -32,7 +31,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _DPI = 150
-_WIDTH = 100  # of a report in a log
 _OUT = Path("figures")
 
 
@@ -134,13 +132,6 @@ def examined(paths: Sequence[Path], topology: Path | None = None) -> Iterator[Ex
         if measured.host_timed:
             raise CannotTell(f"{run.path}: {measured.unknown}")
         yield ExaminedRun(name=name if names.count(name) == 1 else str(run.path), run=run)
-
-
-def console_for_tables() -> Console:
-    """Return a console that is as wide in a log as in a terminal."""
-    if isinstance(sys.stdout, io.TextIOWrapper):  # a job's locale may be ASCII, and names of hosts and folders more
-        sys.stdout.reconfigure(errors="backslashreplace")
-    return Console(width=_WIDTH, highlight=False, emoji=False, markup=False)
 
 
 def rows_from_the_top(shown: Table, *, left: Sequence[int] = ()) -> Table:
