@@ -15,7 +15,7 @@ from hpcpace.core.rundir import Attempt, RunDirectory
 from hpcpace.metrics import Ints
 from hpcpace.trace.recorder import Recorder
 from hpcpace.trace.schema import ExitKind, Op, Phase, StepFlag
-from hpcpace.train.volume import Operation
+from library.volume import Operation
 
 _STEP_NS, _OPERATION_NS, _COMPUTE_NS = 200 * MS, MS, 10 * MS
 

@@ -18,7 +18,9 @@ from hpcpace.core.records import dataclass
 from hpcpace.studies.setups import DONE, OUT_OF_MEMORY, Layout, Setup, planned
 from hpcpace.train.plan import TrainPlan
 from hpcpace.train.settings import GPT2Shape
-from hpcpace.train.volume import (
+
+from .figures import SetupFigures, Spread, spread, straight_line
+from .volume import (
     Operation,
     PacketOverhead,
     compute_itemsize,
@@ -28,8 +30,6 @@ from hpcpace.train.volume import (
     step_operations,
     wire_matrix,
 )
-
-from .figures import SetupFigures, Spread, spread, straight_line
 
 _BITS = 8
 

@@ -22,9 +22,9 @@ from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
 from hpcpace.core.errors import WorldError
+from hpcpace.train.plan import INT8_BLOCK as BLOCK
+from hpcpace.train.plan import POWERSGD_RANK, POWERSGD_START, SCALE_BYTES
 from hpcpace.train.settings import TrainConfig
-from hpcpace.train.volume import INT8_BLOCK as BLOCK
-from hpcpace.train.volume import POWERSGD_RANK, POWERSGD_START, SCALE_BYTES
 
 _LARGEST = 127
 OUTER_MOMENTUM = 0.9

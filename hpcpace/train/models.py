@@ -35,8 +35,8 @@ from torch.distributed.tensor.parallel import ColwiseParallel, PrepareModuleOutp
 from torch.nn import functional
 
 from hpcpace.core.records import dataclass
+from hpcpace.train.plan import MASTER_DTYPES
 from hpcpace.train.settings import GPT2Shape, ResNetShape
-from hpcpace.train.volume import MASTER_DTYPES
 
 
 def generator_of(seed: int, name: str) -> torch.Generator:

@@ -38,9 +38,8 @@ from hpcpace.train.models import (
     master_dtype,
     sharding_policy,
 )
-from hpcpace.train.plan import TrainPlan
+from hpcpace.train.plan import TrainPlan, groups_along
 from hpcpace.train.settings import DIMENSIONS, GPT2Shape, Mesh, ModelShape, ResNetShape
-from hpcpace.train.volume import groups_along
 
 Model = GPT2 | ResNet
 """A model, or a stage of it: takes inputs and, for the loss, targets; `pieces()` are its parts of equal work."""

@@ -10,10 +10,10 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, Literal, NamedTuple, NoReturn
 
 from hpcpace.core.errors import ConfigError, MeshError, WorldError, check_all
 from hpcpace.core.records import dataclass
@@ -132,6 +132,15 @@ class Conflict(NamedTuple):
 ZERO_1, ZERO_3 = "--zero 1", "--zero 3"
 GPIPE, INTERLEAVED = "--schedule gpipe", "--schedule interleaved"
 FP16, BF16, INT8, POWERSGD = (f"--compress {name}" for name in ("fp16", "bf16", "int8", "powersgd"))
+INT8_BLOCK = 256
+"""Elements with a scale of their own, as in Dettmers et al. 2022 (block-wise quantization)."""
+SCALE_BYTES = 4
+POWERSGD_RANK = 4
+"""Rank of PowerSGD's matrices, the largest of the paper's (Vogels et al. 2019, table 3)."""
+POWERSGD_START = 2
+"""Steps before PowerSGD begins: DDP makes its buckets anew after the first step, which torch's hook cannot follow."""
+MASTER_DTYPES = {"float32": "float32", "bfloat16": "float32", "float64": "float64"}
+"""Type of parameters, gradients and the optimizer's state, by that of the computation."""
 COMPRESS = (FP16, BF16, INT8, POWERSGD)
 SYNC_EVERY, BUCKET_MB, NO_OVERLAP, COMPILE = "--sync-every", "--bucket-mb", "--no-overlap", "--compile"
 HIERARCHICAL = "--hierarchical"
@@ -378,3 +387,15 @@ def _check_batch(settings: TrainConfig, mesh: Mesh) -> None:
 def next_multiple(number: int, factor: int) -> int:
     """Return the least multiple of a factor that is not below a number."""
     return -(-number // factor) * factor
+
+
+def groups_along(mesh: Mesh, dimension: Literal["dp", "pp", "tp"]) -> Iterator[tuple[Mesh, tuple[int, ...]]]:
+    """Yield the groups along a dimension, with the place of their first member; none where the dimension is 1."""
+    size = mesh.as_dict()[dimension]
+    if size == 1:
+        return
+    places = [mesh.coordinates(rank) for rank in range(mesh.size)]
+    for first in places:
+        if first.as_dict()[dimension] == 0:
+            ranks = [mesh.rank(Mesh(**{**first.as_dict(), dimension: index})) for index in range(size)]
+            yield first, tuple(ranks)

@@ -24,7 +24,7 @@ from hpcpace.trace.schema import Op
 from hpcpace.trace.tables import RankTrace
 from hpcpace.train.plan import TrainPlan, plan_training
 from hpcpace.train.settings import TrainConfig
-from hpcpace.train.volume import (
+from library.volume import (
     LinkVolume,
     PacketOverhead,
     link_volumes,

@@ -21,7 +21,7 @@ from hpcpace.trace.reader import read_trace
 from hpcpace.trace.schema import Op
 from hpcpace.train.plan import TrainPlan, plan_training
 from hpcpace.train.settings import COMPRESSIONS, SCHEDULES, ZERO_STAGES, TrainConfig
-from hpcpace.train.volume import averaging_operations, step_operations
+from library.volume import averaging_operations, step_operations
 
 PROGRAM = Path(__file__).with_name("support_program.py")
 NUM_RANKS = {

@@ -11,7 +11,7 @@ import hpcpace
 from hpcpace.core.errors import CannotTell
 from hpcpace.metrics import Floats
 from hpcpace.placement.traffic import MAX_RANKS, edges, traffic_per_step
-from hpcpace.train.volume import Operation, messages
+from library.volume import Operation, messages
 from tests.placed_run import PlacedRun, layout_operations
 
 SIZE = 1 << 20

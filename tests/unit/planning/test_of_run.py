@@ -16,7 +16,7 @@ from hpcpace.frames.run import Run
 from hpcpace.planning.model import MeasuredModel, Transformer, preset
 from hpcpace.planning.of_run import measure_run
 from hpcpace.trace.schema import Phase
-from hpcpace.train.volume import Operation
+from library.volume import Operation
 from tests.placed_run import PlacedRun, layout_operations
 
 WORKLOAD = {

@@ -27,7 +27,7 @@ from hpcpace.planning.model import PRESETS, MeasuredModel, preset
 from hpcpace.planning.steps import TransformerSteps, steps_of
 from hpcpace.train.plan import plan_training
 from hpcpace.train.settings import GPT2_PRESETS, TrainConfig
-from hpcpace.train.volume import PacketOverhead, link_volumes, messages, step_operations, wire_matrix
+from library.volume import PacketOverhead, link_volumes, messages, step_operations, wire_matrix
 
 GPT2 = preset("gpt2-small")
 assert GPT2 is not None

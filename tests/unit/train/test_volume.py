@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from hpcpace.core.errors import ConfigError
 from hpcpace.train.plan import TrainPlan, plan_training
 from hpcpace.train.settings import Mesh, TrainConfig
-from hpcpace.train.volume import (
+from library.volume import (
     LinkVolume,
     Message,
     Operation,

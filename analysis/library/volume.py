@@ -24,7 +24,16 @@ from numpy.typing import NDArray
 
 from hpcpace.core.errors import ConfigError
 from hpcpace.core.records import dataclass
-from hpcpace.train.plan import TrainPlan, next_multiple
+from hpcpace.train.plan import (
+    INT8_BLOCK,
+    MASTER_DTYPES,
+    POWERSGD_RANK,
+    POWERSGD_START,
+    SCALE_BYTES,
+    TrainPlan,
+    groups_along,
+    next_multiple,
+)
 from hpcpace.train.settings import GPT2Shape, Mesh
 
 Shape = tuple[int, ...]
@@ -354,13 +363,6 @@ def _hidden_size(plan: TrainPlan) -> int:
     return _tokens_per_microbatch(plan) * gpt2_shape(plan).width
 
 
-INT8_BLOCK = 256
-"""Elements with a scale of their own, as in Dettmers et al. 2022 (block-wise quantization)."""
-SCALE_BYTES = 4
-POWERSGD_RANK = 4
-"""Rank of PowerSGD's matrices, the largest of the paper's (Vogels et al. 2019, table 3)."""
-POWERSGD_START = 2
-"""Steps before PowerSGD begins: DDP makes its buckets anew after the first step, which torch's hook cannot follow."""
 _MIN_SAVING = 2
 """torch's min_compression_rate: a matrix that would not shrink to a half is sent as it is."""
 
@@ -388,8 +390,6 @@ def powersgd_elements(shapes: Iterable[tuple[int, ...]]) -> tuple[int, int, int]
 
 
 ITEMSIZES = {"float32": 4, "bfloat16": 2, "float64": 8}
-MASTER_DTYPES = {"float32": "float32", "bfloat16": "float32", "float64": "float64"}
-"""Type of parameters, gradients and the optimizer's state, by that of the computation."""
 Kind = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send"]
 
 
@@ -422,18 +422,6 @@ def master_itemsize(plan: TrainPlan) -> int:
 def compute_itemsize(plan: TrainPlan) -> int:
     """Return the bytes of an element of activations, their gradients, and parameters that `--zero 3` gathers."""
     return ITEMSIZES[plan.settings.dtype]
-
-
-def groups_along(mesh: Mesh, dimension: Literal["dp", "pp", "tp"]) -> Iterator[tuple[Mesh, tuple[int, ...]]]:
-    """Yield the groups along a dimension, with the place of their first member; none where the dimension is 1."""
-    size = mesh.as_dict()[dimension]
-    if size == 1:
-        return
-    places = [mesh.coordinates(rank) for rank in range(mesh.size)]
-    for first in places:
-        if first.as_dict()[dimension] == 0:
-            ranks = [mesh.rank(Mesh(**{**first.as_dict(), dimension: index})) for index in range(size)]
-            yield first, tuple(ranks)
 
 
 Message = tuple[int, int, int]
