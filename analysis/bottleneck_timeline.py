@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hpcpace import plots
 from hpcpace.core.text import NS_PER_MS, format_duration, milliseconds, printable
 from hpcpace.diagnosis.plot_source import StepDetail, step_detail
 from hpcpace.metrics.phases import Part
-from hpcpace.plots import runs
-from hpcpace.plots.runs import KINDS, draw_step
+from hpcpace.plots import KINDS, draw_step
 from hpcpace.report.terminal import console_for_tables, note, table, title
-from library import files
+from library import drawing, files
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -89,15 +89,15 @@ def print_table(found: Found) -> None:
 
 def draw(results: Sequence[Found]) -> Figure:
     heights = [1.1 + 0.27 * len(found.detail.rows) for found in results]
-    figure, drawn = runs.new_figure(10.0, sum(heights) + 0.5), set[str]()
+    figure, drawn = plots.new_figure(10.0, sum(heights) + 0.5), set[str]()
     panels = figure.subplots(len(results), 1, squeeze=False, height_ratios=heights)[:, 0]
     for axes, found in zip(panels, results, strict=True):
         detail, rows = found.detail, found.detail.rows.tolist()
         drawn.update(draw_step(axes, detail, ["rank {} {} {}".format(*found.ranks[row]) for row in rows]))
         times = f"{format_duration(detail.time_ns)}, median {format_duration(detail.median_ns)}"
-        axes.set_title(f"{runs.plot_label(found.run)}: step {detail.step} ({times})", loc="left", fontsize=10)
+        axes.set_title(f"{plots.plot_label(found.run)}: step {detail.step} ({times})", loc="left", fontsize=10)
     used = [name for name in KINDS if name in drawn]
-    runs.legend_above(figure, panels[0], used, [KINDS[name][1] for name in used])
+    drawing.legend_above(figure, panels[0], used, [KINDS[name][1] for name in used])
     return figure
 
 

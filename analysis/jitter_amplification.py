@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hpcpace import plots
 from hpcpace.core.errors import CannotTell
 from hpcpace.core.text import percent, printable
 from hpcpace.diagnosis.figures.causes import jitter_figures
 from hpcpace.diagnosis.summary import Jitter
-from hpcpace.plots import runs as plots
 from hpcpace.report.terminal import console_for_tables, note, table, title
-from library import files
+from library import drawing, files
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -89,10 +89,12 @@ def draw(results: Sequence[Found]) -> Figure:
             continue
         label = f"{plots.plot_label(run)} ({'nodes' if jitter.is_node_unit else 'ranks'})"
         k, values, low, high, null = map(np.array, (curve.k, curve.amplification, curve.low, curve.high, curve.null))
-        plots.draw_curve(axes, k, values, (low, high) if len(low) else None, null if len(null) else None, label, index)
+        drawing.draw_curve(
+            axes, k, values, (low, high) if len(low) else None, null if len(null) else None, label, index
+        )
         while ticks[-1] < curve.k[-1]:
             ticks.append(2 * ticks[-1])
-    plots.explain_curves(axes, "the same, if units were independent")
+    drawing.explain_curves(axes, "the same, if units were independent")
     axes.set_xscale("log", base=2)
     axes.set_xticks(ticks, [str(tick) for tick in ticks])
     axes.set_xlabel("k: how many of the measured units wait for each other")

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 import click
 import numpy as np
 
+from hpcpace import plots
 from hpcpace.core.text import format_bytes, format_count
-from hpcpace.plots import runs as plots
 from hpcpace.report.terminal import console_for_tables, note, table, title
 from hpcpace.studies.setups import OUT_OF_MEMORY, StudyFolder
-from library import files
+from library import drawing, files
 from library.figures import study_figures
 from library.published import PEAK_MEMORY_GBYTE, Size, growth_sentences, published_volume_gbyte, sizes_of
 
@@ -84,8 +84,8 @@ def draw(sizes: Sequence[Size]) -> Figure:
     for axes, name, label in ((times, "time_s", "s a million tokens"), (volumes, "volume", "network bytes a token")):
         spreads = [(size.shape.num_layers, getattr(size, name)) for size in sizes]
         points = [(number, found.median, found.low, found.high) for number, found in spreads if found is not None]
-        plots.draw_points(axes, points, "median and range", 0)
-        plots.label_curves(axes, "layers", label)
+        drawing.draw_points(axes, points, "median and range", 0)
+        drawing.label_curves(axes, "layers", label)
         axes.set_xticks(layers)
         axes.set_ylim(bottom=0)
     return figure

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 import click
 import numpy as np
 
+from hpcpace import plots
 from hpcpace.core.text import format_bytes, format_count, format_rate, plural
-from hpcpace.plots import runs as plots
 from hpcpace.report.terminal import console_for_tables, note, table, title
 from hpcpace.studies.setups import DONE, StudyFolder
-from library import files
+from library import drawing, files
 from library import published as paper
 from library.figures import SetupFigures, spelled, study_figures
 
@@ -79,7 +79,7 @@ def draw_both(
     spreads = np.array([(found.median, found.low, found.high) for _, found in known]).reshape(-1, 3) / bases[0]
     names = [f"{row.setup.layout} {row.setup.parallelism}" for row, _ in known]
     colors = [COLORS[row.setup.parallelism] for row, _ in known]
-    plots.draw_bars(axes, names, spreads[:, 0], spreads[:, 1:], colors, f"{label} (diamonds: published)")
+    drawing.draw_bars(axes, names, spreads[:, 0], spreads[:, 1:], colors, f"{label} (diamonds: published)")
     for height, (row, _) in enumerate(known):
         value = getattr(paper.published_of(row, published), name, None)
         if value is not None:
@@ -95,9 +95,9 @@ def draw_over_batch(axes: Axes, rows: Sequence[SetupFigures], unit: str, across:
             points = curves.setdefault(f"{row.setup.layout} {row.setup.parallelism}", [])
             points.append((row.setup.stands_for, found.median, found.low, found.high))
     for index, name in enumerate(curves):
-        plots.draw_points(axes, curves[name], name, index)
+        drawing.draw_points(axes, curves[name], name, index)
     axes.set_yscale("log")
-    plots.label_curves(axes, across, unit, sorted({row.setup.stands_for for row in rows}))
+    drawing.label_curves(axes, across, unit, sorted({row.setup.stands_for for row in rows}))
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING
 import click
 
 import hpcpace
+from hpcpace import plots
 from hpcpace.core.config import NO_POLICY
 from hpcpace.core.errors import CannotTell, UsageError
 from hpcpace.core.text import format_count, plural, printable
-from hpcpace.plots import runs as plots
 from hpcpace.report.terminal import console_for_tables, note, table, title
-from library import files
+from library import drawing, files
 from library.paced_jobs import Target
 from library.pacing import (
     MODEL_COLUMNS,
@@ -74,7 +74,7 @@ def draw(rows: Sequence[PacingRow], published: Sequence[Target]) -> Figure:
         for axes, name, factor in ((gains, "gain", 100.0), (variations, "variation", 1.0)):
             found = [(row.nodes, one) for row in rows if row.policy == policy and (one := getattr(row, name))]
             points = [(nodes, *(factor * end for end in (one.value, one.low, one.high))) for nodes, one in found]
-            plots.draw_points(axes, points, label, index)
+            drawing.draw_points(axes, points, label, index)
     nodes = [target.nodes for target in published]
     for axes, values, style, label in (
         (gains, [100 * target.gain for target in published], "--", "published"),
@@ -84,8 +84,8 @@ def draw(rows: Sequence[PacingRow], published: Sequence[Target]) -> Figure:
         axes.plot(nodes, values, color=plots.GREY, linestyle=style, label=label)
     gains.axhline(0, color=plots.BLACK, linewidth=0.8)
     ticks = sorted({*nodes, *(row.nodes for row in rows)})
-    plots.label_curves(gains, "nodes", "gain of throughput, %", ticks)
-    plots.label_curves(variations, "nodes", "coefficient of variation of the step time", ticks)
+    drawing.label_curves(gains, "nodes", "gain of throughput, %", ticks)
+    drawing.label_curves(variations, "nodes", "coefficient of variation of the step time", ticks)
     return figure
 
 

@@ -9,15 +9,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hpcpace import plots
 from hpcpace.core.errors import EXIT_WARNING
-from hpcpace.plots import runs as plots
 from hpcpace.report.sections.history import scaling_document
 from hpcpace.report.terminal import console_for_tables, notes, print_document
 from hpcpace.runs.load import Per
 from hpcpace.runs.scaling.result import COLUMNS, Scaling, rows_of, scaling_of
 from hpcpace.runs.scaling.samples import PARTS, read_samples
 from hpcpace.runs.scaling.sizes import Kind
-from library import files
+from library import drawing, files
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -45,7 +45,7 @@ def draw_speed(axes: Axes, scaling: Scaling) -> None:
     axes.plot([*units, *later], ideal, color=plots.GREY, linestyle="--", linewidth=1.3, label="ideal")
     low, high = np.array([size.speedup_interval for size in scaling.sizes]).T
     measured = np.array([size.speedup for size in scaling.sizes])
-    plots.draw_curve(axes, np.array(units), measured, (low, high), None, "measured", 0)
+    drawing.draw_curve(axes, np.array(units), measured, (low, high), None, "measured", 0)
     if later:
         ends = np.array([size.speedup_interval for size in scaling.predictions])
         predicted = np.array([size.speedup for size in scaling.predictions])

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hpcpace import plots
 from hpcpace.core.errors import EXIT_WARNING
-from hpcpace.plots import runs as plots
 from hpcpace.report.terminal import console_for_tables, notes, table, title
 from hpcpace.runs.load import Per
 from hpcpace.runs.scaling.result import COLUMNS, IDEAL, Scaling, rows_of, scaling_of

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hpcpace import plots
 from hpcpace.core.text import NS_PER_MS, alias_name, format_duration, percent, place_name, printable
 from hpcpace.diagnosis.figures.hotspots import COLUMNS, HotspotFigures, Row, hotspot_figures, rows_of
-from hpcpace.plots import runs as plots
 from hpcpace.report.terminal import console_for_tables, note, table, title
-from library import files
+from library import drawing, files
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -67,7 +67,7 @@ def draw(results: Sequence[Found]) -> Figure:
         grid, matrices, found = part.add_gridspec(1, width), figures.matrices, rows_of(run, figures)
         for column, (unit, matrix) in enumerate(matrices):
             axes = part.add_subplot(grid[0, column])
-            plots.draw_matrix(part, axes, matrix.labels, matrix.relative)
+            drawing.draw_matrix(part, axes, matrix.labels, matrix.relative)
             axes.set_title(f"transfer, {unit} by {unit}", fontsize=9)
         of_places, of_links = ([row for row in found if (row["kind"] == "link") == of] for of in (False, True))
         bars = [("own work beyond its peers\n(ms a step)", of_places)] * bool(of_places or not of_links)
@@ -85,7 +85,7 @@ def draw_bars(axes: Axes, rows: Sequence[Row], label: str, empty: str) -> None:
         unit, factor = ("share", 100) if row["kind"] == "link" else ("ms", 1)
         bars[place] = [factor * row[f"effect{end}_{unit}"] for end in ENDS]
     names, colors = [place_of(row).replace("\n", " ") for row in rows], [COLORS[row["kind"]] for row in rows]
-    plots.draw_bars(axes, names, bars[:, 0], bars[:, 1:], colors, label, empty=empty)
+    drawing.draw_bars(axes, names, bars[:, 0], bars[:, 1:], colors, label, empty=empty)
     axes.set_title("hotspots, with 95 % intervals", fontsize=9)
 
 

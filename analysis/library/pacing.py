@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hpcpace import plots
 from hpcpace.core.codec import json_object, read_json
 from hpcpace.core.config import NO_POLICY
 from hpcpace.core.errors import DataError
@@ -22,10 +23,9 @@ from hpcpace.core.rundir import RunDirectory
 from hpcpace.frames.run import Run
 from hpcpace.metrics.resampling import Estimate, mean_of, throughput_of_steps, variation_of_steps
 from hpcpace.pace.settings import PaceSettings
-from hpcpace.plots import runs
 from hpcpace.report.terminal import console_for_tables, note, table, title
 
-from . import files
+from . import drawing, files
 from .paced_jobs import (
     CAUSES,
     RANKS_PER_NODE,
@@ -421,7 +421,7 @@ def conclusions(found: Sequence[Simulation], published: Sequence[Target]) -> lis
 
 def draw_model(found: Sequence[Simulation], published: Sequence[Target]) -> Figure:
     """Return a plot of the gains and variations of the simulations to show, beside the published ones."""
-    figure = runs.new_figure(9.5, 5.6)
+    figure = plots.new_figure(9.5, 5.6)
     gains, variations = figure.subplots(1, 2)
     nodes = [target.nodes for target in published]
     theirs = {
@@ -431,12 +431,12 @@ def draw_model(found: Sequence[Simulation], published: Sequence[Target]) -> Figu
     for index, one in enumerate(shown(found, published)):
         gain = np.array([100 * outcome.gain for outcome in one.outcomes])
         share = np.array([outcome.variation / outcome.baseline_variation for outcome in one.outcomes])
-        runs.draw_curve(gains, np.array(nodes), gain, None, None, one.label, index)
-        runs.draw_curve(variations, np.array(nodes), share, None, None, one.label, index)
+        drawing.draw_curve(gains, np.array(nodes), gain, None, None, one.label, index)
+        drawing.draw_curve(variations, np.array(nodes), share, None, None, one.label, index)
     for axes, values in theirs.items():
-        axes.plot(nodes, values, color=runs.BLACK, linestyle="--", label="published")
-    runs.label_curves(gains, "nodes", "gain of throughput, %", nodes)
-    runs.label_curves(variations, "nodes", "CV of the step time, paced over not paced", nodes)
+        axes.plot(nodes, values, color=plots.BLACK, linestyle="--", label="published")
+    drawing.label_curves(gains, "nodes", "gain of throughput, %", nodes)
+    drawing.label_curves(variations, "nodes", "CV of the step time, paced over not paced", nodes)
     for axes in (gains, variations):
         axes.get_legend().remove()
     figure.legend(*gains.get_legend_handles_labels(), loc="outside lower center", ncols=2, frameon=False, fontsize=8)

@@ -20,7 +20,7 @@ from hpcpace.core.environment import rank_info
 from hpcpace.core.errors import HpcpaceError
 from hpcpace.core.rundir import Attempt, RunDirectory, open_run
 from hpcpace.diagnosis.plot_data import PlotData
-from hpcpace.plots.runs import new_figure
+from hpcpace.plots import new_figure
 from hpcpace.report.run_report import write_html
 from hpcpace.studies.jobs import ScalingFolder
 from hpcpace.studies.setups import StudyFolder

@@ -10,9 +10,9 @@ import pytest
 
 import hpcpace
 from experiments.synthetic_run import SyntheticRun
+from hpcpace import plots as run_plots
 from hpcpace.core.errors import CannotTell, UsageError
 from hpcpace.frames.run import Run
-from hpcpace.plots import runs as run_plots
 from tests.device_run import DeviceRun
 
 pytest.importorskip("matplotlib")
