@@ -12,7 +12,7 @@ import tomllib
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
-from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 import hpcpace
@@ -80,7 +80,7 @@ _CHECKS: dict[str, Callable[..., Iterator[AuditFinding]]] = {
 }
 """What each rule checks, by the id that its function's name begins with: yields its findings."""
 
-_TEXTS = tomllib.loads(files("hpcpace.audit").joinpath("rules.toml").read_text(encoding="utf-8"))
+_TEXTS = tomllib.loads(Path(__file__).with_name("rules.toml").read_text(encoding="utf-8"))
 BY_ID = {rule_id: Rule(id=rule_id, check=_CHECKS[rule_id], **texts) for rule_id, texts in _TEXTS.items()}
 """In the order in which they run."""
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Mapping
 from dataclasses import fields, replace
-from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -119,7 +118,7 @@ def read_machine(name: str) -> KnownMachine:
 
 
 def _table() -> dict[str, Any]:
-    return tomllib.loads(files("hpcpace.planning").joinpath("machines.toml").read_text(encoding="utf-8"))
+    return tomllib.loads(Path(__file__).with_name("machines.toml").read_text(encoding="utf-8"))
 
 
 def _known(name: str, found: MachineFile, table: Mapping[str, Any]) -> KnownMachine:

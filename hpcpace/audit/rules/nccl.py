@@ -6,7 +6,8 @@ import re
 import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from importlib.resources import files
+from functools import cache
+from pathlib import Path
 
 from hpcpace.audit import cpusets
 from hpcpace.audit.findings import AuditFinding, Certainty, Severity, Skip
@@ -454,7 +455,7 @@ def process_finding(
 def _failures(job: AuditedJob, log: NcclLog) -> Iterator[AuditFinding]:
     for process in log.processes:
         for value, seen in process.values(Topic.ERROR).items():
-            failure = next(one for one in _FAILURES if re.match(one.pattern, value))
+            failure = next(one for one in _failures_known() if re.match(one.pattern, value))
             yield process_finding(
                 job,
                 process,
@@ -497,9 +498,7 @@ class _Failure:
     severity: str = "FAIL"
 
 
-_FAILURES = [
-    _Failure(**failure)
-    for failure in tomllib.loads(files("hpcpace.audit").joinpath("nccl_failures.toml").read_text(encoding="utf-8"))[
-        "failure"
-    ]
-]
+@cache
+def _failures_known() -> list[_Failure]:
+    text = Path(__file__).parents[1].joinpath("nccl_failures.toml").read_text(encoding="utf-8")
+    return [_Failure(**failure) for failure in tomllib.loads(text)["failure"]]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from statistics import median
 from typing import Any
 
 import numpy as np
@@ -125,8 +124,8 @@ def _medians(rows: Sequence[InterfaceRow]) -> list[Text]:
     for uses in ([row.sent for row in rows], [row.received for row in rows]):
         known = [(use.utilisation, use.peak_utilisation) for use in uses]
         columns = ([one for one in column if one is not None] for column in zip(*known, strict=True))
-        cells.append(format_bytes(median(use.bytes_per_step for use in uses)))
-        cells += [_narrow(share(median(column) if column else None)) for column in columns]
+        cells.append(format_bytes(float(np.median([use.bytes_per_step for use in uses]))))
+        cells += [_narrow(share(float(np.median(column)) if column else None)) for column in columns]
     return [*cells, "", ""]
 
 
