@@ -406,10 +406,7 @@ def command(
 
 
 def _newest() -> Path:
-    try:
-        newest = newest_run(find_runs(RUNS))
-    except OSError:
-        newest = None
+    newest = newest_run(RUNS)
     if newest is None:
         raise TraceError(f"no run in {RUNS}: name a run, or a folder of Flight Recorder dumps")
     return newest

@@ -38,7 +38,7 @@ from hpcpace.core.errors import (
     TraceError,
     UsageError,
 )
-from hpcpace.core.rundir import RUNS, Attempt, RunDirectory, check_target, find_runs, open_named_run
+from hpcpace.core.rundir import RUNS, Attempt, RunDirectory, check_target, open_named_run
 from hpcpace.core.settings import load_config
 from hpcpace.core.text import format_bytes, one_line, plural, printable
 from hpcpace.diagnosis.settings import ReportConfig
@@ -74,10 +74,7 @@ def chosen_run(path: Path | None, number: int | None, *, is_shown: bool) -> tupl
     if path is None:
         from hpcpace.diagnosis.run_state import newest_run
 
-        try:
-            path = newest_run(find_runs(RUNS))
-        except OSError:
-            path = None
+        path = newest_run(RUNS)
         if path is None:
             raise TraceError(f"no run in {RUNS}: name a run directory, the folder that holds attempt-0")
     try:

@@ -22,7 +22,7 @@ from hpcpace.core.codec import MAX_BYTES, Text, Whole, as_text, convert, read_js
 from hpcpace.core.detail import MAX_RANKS, MAX_STEPS
 from hpcpace.core.errors import TraceError
 from hpcpace.core.records import dataclass
-from hpcpace.core.rundir import Attempt, open_run
+from hpcpace.core.rundir import Attempt, find_runs, open_run
 from hpcpace.core.text import NS_PER_S, printable
 from hpcpace.diagnosis.settings import DiagnosisConfig
 
@@ -356,9 +356,12 @@ def run_row(path: Path) -> RunRow:
     )
 
 
-def newest_run(paths: Iterable[Path]) -> Path | None:
-    """Return the run whose last attempt began last; None without any."""
-    return max(paths, key=lambda path: (_begun_ns(path), str(path)), default=None)
+def newest_run(folder: Path) -> Path | None:
+    """Return the run in a folder whose last attempt began last; None without any, or where it cannot be read."""
+    try:
+        return max(find_runs(folder), key=lambda path: (_begun_ns(path), str(path)), default=None)
+    except OSError:
+        return None
 
 
 def _begun_ns(path: Path) -> int:

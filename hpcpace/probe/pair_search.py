@@ -215,7 +215,7 @@ def latency_again(results: PairResults) -> list[Round]:
 # Of the time allowed, what the first rounds may take if they are to measure all pairs.
 _FULL_SHARE = 0.6
 
-# statistics: among so few, one disturbed transfer moves the median of all: each pair is measured twice.
+# statistics: among so few behind switches, one disturbed transfer moves the median of all: each pair is measured twice.
 _FEW_HOSTS = 4
 
 Measure = Callable[[Round], Sequence[PairResult]]

@@ -419,53 +419,42 @@ def _language_model() -> nn.Module:
     return LlamaForCausalLM(LlamaConfig(vocab_size=94, max_position_embeddings=64, **sizes, **special))
 
 
-def grpo(witness: Witness) -> None:
-    """Train by reinforcement learning: the model samples completions, and a function rewards them."""
-    import trl
+def _run_trl(witness: Witness, trainer: type, columns: dict[str, list[str]], settings: Any, **options: Any) -> None:
+    """Run a trainer of TRL on texts by column."""
     from datasets import Dataset as Texts
 
-    model = _language_model()
-    trainer = trl.GRPOTrainer(
-        model=model,
-        reward_funcs=lambda completions, **_: [float(len(text.split()) % 5) for text in completions],
-        processing_class=_tokenizer(),
-        train_dataset=Texts.from_dict({"prompt": _texts(7)}),
-        args=trl.GRPOConfig(num_generations=4, max_completion_length=8, bf16=False, **_usual("grpo")),
-    )
-    _run_trainer(witness, trainer, model)
+    model, texts = _language_model(), Texts.from_dict(columns)
+    made = trainer(model=model, processing_class=_tokenizer(), train_dataset=texts, args=settings, **options)
+    _run_trainer(witness, made, model)
+
+
+def grpo(witness: Witness) -> None:
+    """Train by reinforcement learning: the model samples completions, and a function rewards them."""
+    from trl import GRPOConfig, GRPOTrainer
+
+    def rewards(completions: list[str], **_: Any) -> list[float]:
+        return [float(len(text.split()) % 5) for text in completions]
+
+    settings = GRPOConfig(num_generations=4, max_completion_length=8, bf16=False, **_usual("grpo"))
+    _run_trl(witness, GRPOTrainer, {"prompt": _texts(7)}, settings, reward_funcs=rewards)
 
 
 def dpo(witness: Witness) -> None:
     """Train on preferences, with a reference model without gradients in each step."""
-    import trl
-    from datasets import Dataset as Texts
+    from trl import DPOConfig, DPOTrainer
 
-    model = _language_model()
-    trainer = trl.DPOTrainer(
-        model=model,
-        ref_model=_language_model(),
-        processing_class=_tokenizer(),
-        train_dataset=Texts.from_dict({"prompt": _texts(3), "chosen": _texts(7), "rejected": _texts(11)}),
-        args=trl.DPOConfig(bf16=False, **_usual("dpo")),
-    )
-    _run_trainer(witness, trainer, model)
+    texts = {"prompt": _texts(3), "chosen": _texts(7), "rejected": _texts(11)}
+    _run_trl(witness, DPOTrainer, texts, DPOConfig(bf16=False, **_usual("dpo")), ref_model=_language_model())
 
 
 def sft(witness: Witness) -> None:
     """Tune adapters of low rank, while the model itself is frozen."""
-    import trl
-    from datasets import Dataset as Texts
     from peft import LoraConfig
+    from trl import SFTConfig, SFTTrainer
 
-    model = _language_model()
-    trainer = trl.SFTTrainer(
-        model=model,
-        processing_class=_tokenizer(),
-        train_dataset=Texts.from_dict({"text": _texts(7)}),
-        args=trl.SFTConfig(bf16=False, gradient_accumulation_steps=1, **_usual("sft")),
-        peft_config=LoraConfig(target_modules=["q_proj", "v_proj"]),
-    )
-    _run_trainer(witness, trainer, model)
+    settings = SFTConfig(bf16=False, gradient_accumulation_steps=1, **_usual("sft"))
+    adapters = LoraConfig(target_modules=["q_proj", "v_proj"])
+    _run_trl(witness, SFTTrainer, {"text": _texts(7)}, settings, peft_config=adapters)
 
 
 PROGRAMS = (

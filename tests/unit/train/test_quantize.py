@@ -3,10 +3,11 @@ from __future__ import annotations
 import pytest
 from cases import each_case
 
+from library.volume import INT8_BLOCK, int8_message_bytes
+
 torch = pytest.importorskip("torch")
 
 from hpcpace.train.data_parallel import dequantize, quantize  # noqa: E402
-from library.volume import INT8_BLOCK, int8_message_bytes  # noqa: E402
 
 
 def _values(rows: int, blocks: int, dtype=torch.float32):
