@@ -50,7 +50,8 @@ def main() -> None:
     outcomes = list(in_processes(examined, todo, processes=args.jobs, said=said))
     _show(outcomes)
     if args.write:
-        text = campaign.document(outcomes, command=command("experiments.score"), duration_s=time.monotonic() - begin_s)
+        duration_s = None if args.keep else time.monotonic() - begin_s
+        text = campaign.document(outcomes, command=command("experiments.score"), duration_s=duration_s)
         args.write.write_text(text)
         print(f"written: {args.write}")
     if any(outcome.error for outcome in outcomes):

@@ -88,7 +88,7 @@ def examined(task: Task, *, examination: Callable[..., Verdict] = examine) -> Ou
 
 def kept(task: Task, *, folder: Path) -> Outcome:
     """Return the result of one trace, from a file of an earlier campaign of the same code if there is one."""
-    path = folder / f"{task.cell}-{task.seed}.pickle"
+    path = folder / f"{task.cell}-{task.seed}{'-written' * task.is_written}.pickle"
     if not path.exists():
         whole = path.with_suffix(".part")
         whole.write_bytes(pickle.dumps(examined(task)))
@@ -264,8 +264,14 @@ def confidence_rows(outcomes: Sequence[Outcome]) -> list[list[str]]:
     return rows
 
 
-def document(outcomes: Sequence[Outcome], *, command: str, duration_s: float) -> str:
-    """Return docs/results/diagnosis-score.md, or a document like it on some of the cells."""
+def document(outcomes: Sequence[Outcome], *, command: str, duration_s: float | None) -> str:
+    """Return docs/results/diagnosis-score.md, or a document like it on some of the cells.
+
+    Args:
+        outcomes: of all traces.
+        command: that made them.
+        duration_s: how long that took; None where some are of an earlier call.
+    """
     names = {outcome.task.cell for outcome in outcomes}
     written = [outcome for outcome in outcomes if outcome.is_same_from_disk is not None]
     failed = [f"{one.task.cell}, seed {one.task.seed}: {one.error}" for one in outcomes if one.error]
@@ -279,7 +285,7 @@ def document(outcomes: Sequence[Outcome], *, command: str, duration_s: float) ->
     return page(
         "diagnosis-score",
         command=command,
-        duration=minutes(duration_s),
+        duration="in parts" if duration_s is None else f"in {minutes(duration_s)}",
         num_traces=len(outcomes),
         cells=table(CELL_COLUMNS, cell_rows(outcomes)),
         titles=titles(CELLS),

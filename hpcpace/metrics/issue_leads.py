@@ -236,7 +236,8 @@ def step_pace(
     has_waited = (left[1:] <= limits.lead_ns) & (left[:-1] > limits.lead_ns)
     whole_ns = float(np.median(device_ns[:, -1] - device_ns[:, 0]))
     is_ahead = left > limits.held_lead_share * whole_ns
-    is_at_pace = _pace_of_device(host_ns, device_ns) > limits.held_pace_share
+    # Noise moves single steps, and a trend moves all of them.
+    is_at_pace = max(issue.sum() / max(whole_ns, 1.0), _pace_of_device(host_ns, device_ns)) > limits.held_pace_share
     held_up, waited = (np.median(of, axis=0) for of in _stuck_ns(host_ns, held, since_ns, limits))
     is_stuck = is_at_pace & is_ahead[1:] & (np.maximum(held_up, waited) > limits.lead_ns)
     shortest = np.where(is_stuck, np.maximum(issue - np.maximum(held_up, waited), 0), issue)
