@@ -33,8 +33,8 @@ class ClockThread:
         add: takes each sample of this rank's clock.
         notice: returns what rank 0 says about the step to agree on.
         warn: takes the one warning that comparisons stop.
-        leave_timeout_s: how long a rank that leaves waits for the others; less than a comparison may take where nothing
-            says that they leave together, and without a warning then.
+        leave_timeout_s: how long a rank that leaves waits for the others.
+        leaves_together: whether all of them are to leave then; otherwise nobody is warned of one that does not.
 
     Attributes:
         halfwidth_ns: uncertainty of this rank's clock at the last comparison; None before the first.
@@ -48,8 +48,9 @@ class ClockThread:
         notice: Callable[[], tuple[int, ...]],
         warn: Callable[[str], None],
         leave_timeout_s: float,
+        leaves_together: bool,
     ) -> None:
-        self._leave_timeout_s = leave_timeout_s
+        self._leave_timeout_s, self._leaves_together = leave_timeout_s, leaves_together
         self.halfwidth_ns: int | None = None
         self._sync, self._add, self._notice, self._warn = sync, add, notice, warn
         self._step, self._recent_ns = 0, deque[int](maxlen=_NUM_RECENT_STEPS)
@@ -102,7 +103,7 @@ class ClockThread:
         """Return whether this rank ends: by an error, of which one that has left was a sign, or before the others."""
         if threading.current_thread() is self._thread:
             self._is_leaving.wait(_GRACE_S)
-        return self._is_dropped or (self._is_leaving.is_set() and self._leave_timeout_s < self._sync.timeout_s)
+        return self._is_dropped or (self._is_leaving.is_set() and not self._leaves_together)
 
     def _compare(self) -> bool:
         recent_ns = [*self._recent_ns]

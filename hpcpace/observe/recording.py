@@ -127,8 +127,7 @@ class Recording:
             self._device.record_into(self.recorder)
         self.recorder.phase_ended = None if self._phase_cores is None else self._phase_cores.ended
         self.recorder.keeps = self._switching.keeps
-        leave_timeout_s = config.of(ClockConfig).leave_timeout_s(is_meant=steps is None)
-        self.clocks = None if sync is None else self._new_clocks(sync, leave_timeout_s)
+        self.clocks = None if sync is None else self._new_clocks(sync, config.of(ClockConfig), is_meant=steps is None)
         self._groups = GroupNumbers(self.recorder)
         self._collectives = SwitchedCollectives(partial(self._new_observer, config))
         self.recorder.open_collectives = self._collectives.open_collectives
@@ -162,13 +161,14 @@ class Recording:
         cores = PhaseCores() if config.of(TraceConfig).counters else None
         return (time.monotonic_ns if cores is None else cores.now), cores
 
-    def _new_clocks(self, sync: ClockSync, leave_timeout_s: float) -> ClockThread:
+    def _new_clocks(self, sync: ClockSync, settings: ClockConfig, *, is_meant: bool) -> ClockThread:
         return ClockThread(
             sync,
             add=lambda sample: self.recorder.add_clock(*sample),
             notice=lambda: self._switching.notice,
             warn=self._warner.warn_once_for_all,
-            leave_timeout_s=leave_timeout_s,
+            leave_timeout_s=settings.leave_timeout_s(is_meant=is_meant),
+            leaves_together=is_meant,
         )
 
     def _new_recorder(self, config: Config, header: TraceHeader, path: Path) -> Recorder:

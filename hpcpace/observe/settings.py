@@ -20,6 +20,8 @@ SUMMARY_VARIABLE = "HPCPACE_TRACE_SUMMARY"
 METRICS_RANKS = ("first", "node")
 _LEAVES_WITHIN_S = 1.0
 """timing: ranks that end torch's group after the same last operation do so within less."""
+_LEAVES_TOGETHER_WITHIN_S = 10.0
+"""timing: ranks whose script says that all of them leave; where one has died, a job is to wait no longer at its end."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +106,7 @@ class ClockConfig(Section, section="clock"):
     """Seconds between two comparisons."""
     num_pings: int = number(20, 1)
     """Round trips per measurement; the shortest counts."""
-    timeout_s: float = number(10.0, 0.1)
+    timeout_s: float = number(30.0, 0.1)
     """Seconds after which a comparison is given up; the job goes on."""
 
     def leave_timeout_s(self, *, is_meant: bool) -> float:
@@ -114,7 +116,7 @@ class ClockConfig(Section, section="clock"):
             is_meant: whether a script says that all leave there. Where it only ends torch's group, another rank may
                 wait for what this one does next.
         """
-        return self.timeout_s if is_meant else min(self.timeout_s, _LEAVES_WITHIN_S)
+        return min(self.timeout_s, _LEAVES_TOGETHER_WITHIN_S if is_meant else _LEAVES_WITHIN_S)
 
 
 @dataclass(frozen=True, kw_only=True)

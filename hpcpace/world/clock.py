@@ -147,7 +147,7 @@ class ClockSync:
         *,
         num_pings: int = 20,
         interval_s: float = 30.0,
-        timeout_s: float = 10.0,
+        timeout_s: float = 30.0,
         clock: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         """Prepare synchronisations; no message is sent yet.

@@ -39,22 +39,38 @@ class _Left(_Sync):
         pass
 
 
-@pytest.mark.parametrize("ends_by_error", [True, False])
-def test_that_a_rank_has_left_is_a_warning_unless_this_one_ends_by_it(ends_by_error: bool) -> None:
+@pytest.mark.parametrize(
+    ("ends_by_error", "leaves_together", "num_warnings"), [(True, True, 0), (False, True, 1), (False, False, 0)]
+)
+def test_that_a_rank_has_left_is_a_warning_unless_this_one_ends_by_it_or_alone(
+    ends_by_error: bool, leaves_together: bool, num_warnings: int
+) -> None:
     warnings: list[str] = []
     sync = _Left()
     sync.found = [_agreed(10, 1)]
     clocks = ClockThread(
-        sync, add=lambda sample: None, notice=lambda: (0, 0, 0, 0), warn=warnings.append, leave_timeout_s=1.0
+        sync,
+        add=lambda sample: None,
+        notice=lambda: (0, 0, 0, 0),
+        warn=warnings.append,
+        leave_timeout_s=1.0,
+        leaves_together=leaves_together,
     )
     clocks.start(0)
     clocks.close(in_order=not ends_by_error)
     expected = "clock comparisons stop: rank 1 has left; times of different hosts lose precision from here on"
-    assert warnings == ([] if ends_by_error else [expected])
+    assert warnings == [expected] * num_warnings
 
 
 def _thread(sync: _Sync) -> ClockThread:
-    return ClockThread(sync, add=lambda sample: None, notice=lambda: (0, 0, 0, 0), warn=str, leave_timeout_s=1.0)
+    return ClockThread(
+        sync,
+        add=lambda sample: None,
+        notice=lambda: (0, 0, 0, 0),
+        warn=str,
+        leave_timeout_s=1.0,
+        leaves_together=True,
+    )
 
 
 def _agreed(step: int, number: int) -> Agreement:
