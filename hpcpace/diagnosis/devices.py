@@ -376,9 +376,13 @@ def _idle_pieces(
         if stretches.most_idle_ns[rows].any():
             issued = issued_operations(trace) if issued is None else issued
             cut, columns = cut_at_operations(stretches.select(rows), issued, len(low_ns))
-            is_shown = is_bounded[rows[cut], None] | (kind in work.following)
+            whole = stretches.select(rows[cut])
+            # A host that gets ahead of its device is faster, whatever its leads depend on.
+            grown_ns = whole.lead_after_ns - whole.lead_before_ns
+            follows = (kind in work.following) & (grown_ns <= 2 * work.last_share * whole.length_ns)
+            is_shown = is_bounded[rows[cut]] | follows
             _, _, own_ns, _, most_idle_ns, _, lead_after_ns = columns
-            most_idle_ns[~is_shown & (lead_after_ns > work.last_share * own_ns)] = 0
+            most_idle_ns[~is_shown[:, None] & (lead_after_ns > work.last_share * own_ns)] = 0
             pieces.append((rows[cut], columns, bounds_ns, is_close[rows[cut]]))
     shown = [sure_work(own_ns, most_ns, bounds_ns) for _, (_, _, own_ns, _, most_ns, *_), bounds_ns, _ in pieces]
     own, usual = np.sum([(0.0, 0.0), *shown], axis=0)

@@ -192,7 +192,7 @@ class StepPace:
 
     Attributes:
         least_ns: how long a step takes at least with this host, if nothing holds its device; 0 where not known.
-        possible_ns: that, if nothing held the host up but what held its device.
+        possible_ns: that, if nothing held the host up but what held its device, and it was as slow there as elsewhere.
         issue_ns: how long the host takes to issue it, at most.
         sure_ns: how long the device surely works.
         most_ns: how long it works at most.
@@ -244,7 +244,7 @@ def step_pace(
     is_free = ~(is_stuck | has_waited)
     usual = issue[is_free].sum() / max(float(sure[is_free].sum()), 1.0)
     own = np.where(is_stuck, np.clip(usual * sure, shortest, issue), issue)
-    longest = np.where(is_stuck, np.maximum(issue - held_up, shortest), issue)
+    longest = np.where(is_stuck, np.maximum(issue - held_up, own), issue)
     is_slower = shortest.sum() > (1 + limits.slower_part) * sure.sum()
     is_slower &= left.max() <= MAX_BEHIND * whole_ns
     is_known = not (is_ahead.all() and is_at_pace) or bool(has_waited.any()) or (is_stuck.any() and is_slower)

@@ -155,6 +155,15 @@ def test_what_a_straggler_costs_is_bounded_where_hosts_wait_for_their_devices_in
     assert verdict.loss_share == pytest.approx(cost, abs=3 * HALF_A_POINT)
 
 
+@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+def test_what_a_straggler_costs_is_open_where_it_fills_the_launch_queues_of_slower_hosts(tmp_path, kind):
+    job = Layout(kind=kind, num_ranks=4, issue=1.3, slow={3: 2.0}, queue=60, host_noise=0.02, transfer_ns=100 * US)
+    verdict, cost = judged(job, tmp_path, slow={})
+    low, high = verdict.findings[0].loss_interval
+    assert (verdict.mode, culprits(verdict)) == (Mode.STRAGGLER, ["3"])
+    assert low <= cost <= high
+
+
 @pytest.mark.parametrize("kind", ["tensor", "fsdp"])
 def test_idle_time_that_looks_like_work_beside_host_bound_ranks_makes_no_straggler(tmp_path, kind):
     job = Layout(kind=kind, num_ranks=8, tp=4, num_layers=4, num_steps=28, issue=1.5, slow={3: 1.5}, host_noise=0.04)
