@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 from cases import chosen, only_nightly
 
+from experiments.score.generator import traces_of
 from experiments.score.layouts import MS, US, Layout
+from experiments.score.scenario import Scenario
 from hpcpace.core.rundir import RunDirectory
 from hpcpace.diagnosis import devices
 from hpcpace.diagnosis.analyze import examine
@@ -162,6 +164,13 @@ def test_what_a_straggler_costs_is_open_where_it_fills_the_launch_queues_of_slow
     low, high = verdict.findings[0].loss_interval
     assert (verdict.mode, culprits(verdict)) == (Mode.STRAGGLER, ["3"])
     assert low <= cost <= high
+
+
+@pytest.mark.parametrize("noise", only_nightly(["normal", "per_node"], ["lognormal"]))
+def test_hosts_that_begin_each_step_anew_and_get_far_ahead_are_no_second_finding_beside_a_slow_node(noise):
+    job = Scenario(seed=3, num_ranks=16, num_steps=60, noise=noise, level=0.05, device="synchronised")
+    verdict = examine(list(traces_of(replace(job, fault="slow_node", size=0.5, target=1))))
+    assert ([finding.mode for finding in verdict.findings], culprits(verdict)) == ([Mode.STRAGGLER], ["n2"])
 
 
 @pytest.mark.parametrize("kind", ["tensor", "fsdp"])
