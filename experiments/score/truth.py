@@ -279,6 +279,7 @@ def judge(scenario: Judged, truth: Truth, verdict: Verdict) -> Judgement:
     if not is_found and truth.ranks and right:
         parts = set().union(*(_ranks(scenario, culprit) for culprit in right))
         is_found = parts == set(truth.ranks)
+    is_to_blame = bool(truth.culprits or truth.ranks)
     is_mode_right = verdict.mode in truth.modes
     if verdict.mode == Mode.STRAGGLER and truth.varieties and verdict.variety not in truth.varieties:
         is_mode_right = False
@@ -286,12 +287,12 @@ def judge(scenario: Judged, truth: Truth, verdict: Verdict) -> Judgement:
         mode=verdict.mode,
         variety=verdict.variety,
         is_mode_right=is_mode_right,
-        has_culprit=bool(truth.culprits) and truth.is_identifiable,
+        has_culprit=is_to_blame and truth.is_identifiable,
         is_found=is_found,
         named=tuple(f"{culprit.kind} {culprit.id}" for culprit in named),
         num_named_right=len(right),
-        is_abstention=bool(truth.culprits) and (not named or verdict.mode == Mode.CANNOT_TELL),
-        is_false_alarm=bool(named) and not truth.culprits,
+        is_abstention=is_to_blame and (not named or verdict.mode == Mode.CANNOT_TELL),
+        is_false_alarm=bool(named) and not is_to_blame,
         is_covered=_is_covered(truth, named[0]) if is_found and truth.effect is not None else None,
         confidence=verdict.confidence,
         loss_share=getattr(verdict, "loss_share", 0.0),
