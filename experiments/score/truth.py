@@ -149,8 +149,8 @@ def _modes(scenario: Scenario, fault_share: float, noise_share: float, *, is_ide
             modes += [Mode.COMMUNICATION, Mode.CANNOT_TELL, Mode.HEALTHY]
     if noise_share >= HEALTHY_SHARE and (noise_share >= 0.5 * fault_share or not is_identifiable):
         modes.append(Mode.AMPLIFICATION)
-        if scenario.noise == "periodic":
-            modes.append(Mode.RUNTIME)
+    if scenario.noise == "periodic" and (noise_share >= 0.5 * fault_share or not is_identifiable):
+        modes.append(Mode.RUNTIME)
     if noise_share < AMPLIFIED_SHARE and fault_share < HEALTHY_SHARE:
         modes.append(Mode.HEALTHY)
         bubble = (scenario.num_stages - 1) / (scenario.num_microbatches + scenario.num_stages - 1)
