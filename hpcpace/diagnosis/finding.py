@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from hpcpace.hang.views import FoundHang
 
 MAX_NAMED = 4  # display: culprits that a sentence names before it counts the others
+_WIDE_LOSS = 0.05  # display: share of the step by which a loss may be wrong without its interval beside it
 _PER_P_VALUE, _MAX_CONFIDENCE = 10, 0.99  # statistics: as the score calibrates confidence
 MAX_RANKS = 8  # display: ranks that a sentence names before it counts the others
 
@@ -443,8 +444,13 @@ class Said:
 
     @property
     def lost(self) -> str:
-        """The loss, such as `3.0 % of the step time`."""
-        return f"{'at most ' if self.is_upper_bound else ''}{percent(self.finding.loss_share)} of the step time"
+        """The loss, such as `3.0 % of the step time`, with its interval where that is wide."""
+        share = self.finding.loss_share
+        if self.is_upper_bound:
+            return f"at most {percent(share)} of the step time"
+        low, high = self.finding.loss_interval or (share, share)
+        is_wide = max(share - low, high - share) >= _WIDE_LOSS
+        return f"{percent(share)} of the step time" + is_wide * f" (95 %: {percent(low)} to {percent(high)})"
 
     @property
     def who(self) -> str:
