@@ -40,6 +40,17 @@ double middle(double* values, Int count, Int low, Int high) {
 // As np.rint and a cast to int64.
 Int whole(double value) { return static_cast<Int>(std::rint(value)); }
 
+// What `operation_roles` says of a row, in bits.
+constexpr Byte SIDE = 1, OTHER_SIDE = 2, DEPENDS = 4, SYNCHRONISES = 8, SENDER = 16, FROM_ROOT = 32;
+
+// Where the last enter is that a row waits for, of those of both sides of each operation, as `awaited`.
+Int awaited(Byte role, Int instance, Int exit, Int blocked, const std::vector<Int>& last_ns) {
+    const Int other = 2 * instance + !!(role & OTHER_SIDE);
+    if (!(role & FROM_ROOT)) return other;
+    const Int later = 2 * instance + (last_ns[2 * instance + 1] > last_ns[2 * instance]);
+    return exit >= last_ns[later] && exit - blocked <= last_ns[later] ? later : other;
+}
+
 // How many of some ascending times are no later than another one: mostly as many as of the one before.
 struct Counted {
     Int count;
@@ -428,36 +439,27 @@ int replay(
     });
 }
 
-// The row of the last partner to enter that each row depends on, -1 for none. `roles` has of each operation, twice, as
-// not root and as root: 1 where others wait for it, 2 where it waits for others, 4 of a message.
+// The row of the last partner to enter that each row depends on, -1 for none. `roles` are those of `operation_roles`:
+// of each operation, not as its root and as its root.
 int last_partner(
     Int num_rows, Int num_instances, const Byte* op, const Int* rank, const Int* peer, const Int* instance,
-    const Int* enter_ns, const Byte* is_matched, const Byte* roles, Int* partner
+    const Int* enter_ns, const Int* exit_ns, const Int* blocked_ns, const Byte* is_matched, const Byte* roles,
+    Int* partner
 ) {
     return guarded([&] {
-        std::vector<Int> last_ns(num_instances, NEVER_NS), last(num_instances, -1), both(num_instances, 0);
+        std::vector<Int> last_ns(2 * num_instances, NEVER_NS), last(2 * num_instances, -1);
+        const auto role_of = [&](Int row) { return roles[2 * op[row] + (rank[row] == peer[row])]; };
         for (Int row = 0; row < num_rows; ++row) {
-            if (!is_matched[row]) continue;
-            const Byte role = roles[2 * op[row] + (rank[row] == peer[row])];
-            const Int number = instance[row];
-            if (role & 4) {
-                both[number] += row;
-            } else if (role & 1 && enter_ns[row] >= last_ns[number]) {
-                last_ns[number] = enter_ns[row];
-                last[number] = row;
-            }
+            const Int side = 2 * instance[row] + (role_of(row) & SIDE);
+            if (!is_matched[row] || enter_ns[row] < last_ns[side]) continue;
+            last_ns[side] = enter_ns[row];
+            last[side] = row;
         }
         for (Int row = 0; row < num_rows; ++row) {
             partner[row] = -1;
-            if (!is_matched[row]) continue;
-            const Byte role = roles[2 * op[row] + (rank[row] == peer[row])];
-            const Int number = instance[row];
-            if (role & 4) {
-                const Int found = both[number] - row;
-                if (enter_ns[found] > enter_ns[row]) partner[row] = found;
-            } else if (role & 2 && last_ns[number] > enter_ns[row]) {
-                partner[row] = last[number];
-            }
+            const Byte role = role_of(row);
+            const Int other = awaited(role, instance[row], exit_ns[row], blocked_ns[row], last_ns);
+            if (is_matched[row] && role & DEPENDS && last_ns[other] > enter_ns[row]) partner[row] = last[other];
         }
     });
 }
@@ -469,7 +471,7 @@ void met_groups(
     std::int32_t* meets_in, Byte* is_used
 ) {
     for (Int row = 0; row < num_rows; ++row) {
-        const bool meets = is_matched[row] && (roles[2 * op[row]] & 8) && group[row] >= 0 && size[group[row]] > 1;
+        const bool meets = is_matched[row] && (roles[2 * op[row]] & SYNCHRONISES) && group[row] >= 0 && size[group[row]] > 1;
         meets_in[row] = meets ? static_cast<std::int32_t>(group[row]) : -1;
         if (meets) is_used[group[row]] = 1;
     }
@@ -712,20 +714,23 @@ void wait_begins(
     }
 }
 
-// Wait, transfer and contradiction of each row, as `waits`. `roles` are those of `operation_roles`; `send` is that of a message's sender, `observed` the kind of an exit that was seen, `failed` that of an error.
+// Wait, transfer and contradiction of each row, as `waits`. `roles` are those of `operation_roles`; `observed` is the
+// kind of an exit that was seen, `failed` that of an error.
 int waits(
     Int num_slices, const Int* bounds, Int num_groups, Int num_instances, const Byte* op, const Int* rank,
-    const Int* peer, const Int* group, const Int* instance, const Int* enter, const Int* exit, const Byte* exit_kind,
-    const Byte* is_matched, const Byte* roles, Int send, Int observed, Int failed, double overtaking_share,
+    const Int* peer, const Int* group, const Int* instance, const Int* enter, const Int* exit, const Int* blocked,
+    const Byte* exit_kind, const Byte* is_matched, const Byte* roles, Int observed, Int failed, double overtaking_share,
     Int* wait_ns, Int* transfer_ns, Int* negative_ns, Byte* may_contradict
 ) {
     return guarded([&] {
-        std::vector<Int> last_ns(num_instances, NEVER_NS), order, of_kinds, latest(num_groups + 1), kinds(num_groups + 1);
+        std::vector<Int> last_ns(2 * num_instances, NEVER_NS), order, of_kinds, latest(num_groups + 1);
+        std::vector<Int> kinds(num_groups + 1);
         std::vector<Int> previous(num_groups + 1), since(num_groups + 1, -1), pairs(num_groups + 1), overtaking(num_groups + 1);
         const auto role_of = [&](Int row) { return roles[2 * op[row] + (rank[row] == peer[row])]; };
         std::vector<Byte> has_failed(num_instances, 0);
         for (Int row = 0; row < bounds[num_slices]; ++row) {
-            if (role_of(row) & 1) last_ns[instance[row]] = std::max(last_ns[instance[row]], enter[row]);
+            Int& last = last_ns[2 * instance[row] + (role_of(row) & SIDE)];
+            last = std::max(last, enter[row]);
             if (exit_kind[row] == failed) has_failed[instance[row]] = 1;
         }
         for (Int slice = 0; slice < num_slices; ++slice) {
@@ -753,7 +758,9 @@ int waits(
                 latest[of] = row;
             }
             for (const Int row : order) {
-                const Int number = instance[row], of = group[row] + 1, last = last_ns[number];
+                const Byte role = role_of(row);
+                const Int number = instance[row], of = group[row] + 1;
+                const Int last = last_ns[awaited(role, number, exit[row], blocked[row], last_ns)];
                 if (kinds[of] < 0 && overtaking[of] > overtaking_share * pairs[of]) {
                     kinds[of] = of_kinds.size();
                     of_kinds.resize(of_kinds.size() + NUM_KINDS, NEVER_NS);
@@ -761,17 +768,15 @@ int waits(
                 Int& queue = kinds[of] < 0 ? previous[of] : of_kinds[kinds[of] + op[row]];
                 const Int before = queue;
                 queue = exit[row];
-                const Byte role = role_of(row);
-                const bool depends = is_matched[row] && (role & 16);
-                Int release = depends ? last : NEVER_NS;
-                if (op[row] == send && !(exit[row] >= release && exit_kind[row] == observed)) release = NEVER_NS;
-                const Int released = has_failed[number] ? exit[row] : std::max(release, enter[row]);
+                bool depends = is_matched[row] && (role & DEPENDS);
+                if (role & SENDER) depends &= exit[row] >= last && exit_kind[row] == observed;
+                const Int released = has_failed[number] ? exit[row] : std::max(depends ? last : NEVER_NS, enter[row]);
                 wait_ns[row] = std::min(released, exit[row]) - enter[row];
                 transfer_ns[row] = is_matched[row] ? std::max(exit[row] - std::max(released, before), Int{0}) : 0;
                 negative_ns[row] = 0;
                 if (exit[row] < last && exit_kind[row] != failed) {
-                    if (op[row] != send) may_contradict[number] = 1;
-                    if ((role & 8) && is_matched[row]) negative_ns[row] = last - exit[row];
+                    if (!(role & SENDER)) may_contradict[number] = 1;
+                    if ((role & SYNCHRONISES) && is_matched[row]) negative_ns[row] = last - exit[row];
                 }
             }
         }

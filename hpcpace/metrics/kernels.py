@@ -58,15 +58,15 @@ _ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "others_median": (_INT, _INT, _Doubles, _OUT_DOUBLES),
     "medians_of_groups": (_INT, _Ints, _OUT_DOUBLES, _OUT_DOUBLES),  # it changes the order of the values
     "replay": (_INT, _INT, _Doubles, _Ints, _Doubles, _INT, _Ints, _Ints, _Ints, _INT, _Ints, _POINTER, _POINTER),
-    "last_partner": (_INT, _INT, _Bytes, _Ints, _Ints, _Ints, _Ints, _Bytes, _Bytes, _OUT_INTS),
+    "last_partner": (_INT, _INT, _Bytes, _Ints, _Ints, _Ints, _Ints, _Ints, _Ints, _Bytes, _Bytes, _OUT_INTS),
     "met_groups": (_INT, _Bytes, _Bytes, _Ints, _Bytes, _Ints, _OUT_INT32S, _OUT_BYTES),
     "delay_origins": (
         *(_INT, _INT, _Ints, _Ints, _Ints, _Ints, _INT, _Int32s, _Int32s, _Ints, _Ints, _Bytes),
         *(_INT, _INT, _INT, _FLOAT, _FLOAT, _OUT_DOUBLES, _OUT_DOUBLES),
     ),
     "waits": (
-        *(_INT, _Ints, _INT, _INT, _Bytes, _Ints, _Ints, _Ints, _Ints, _Ints, _Ints, _Bytes, _Bytes, _Bytes),
-        *(_INT, _INT, _INT, _FLOAT, _OUT_INTS, _OUT_INTS, _OUT_INTS, _OUT_BYTES),
+        *(_INT, _Ints, _INT, _INT, _Bytes, _Ints, _Ints, _Ints, _Ints, _Ints, _Ints, _Ints, _Bytes, _Bytes, _Bytes),
+        *(_INT, _INT, _FLOAT, _OUT_INTS, _OUT_INTS, _OUT_INTS, _OUT_BYTES),
     ),
     "wait_begins": (_INT, _INT, _Ints, _Ints, _Ints, _Ints, _OUT_INTS),
     "parts_of_steps": (

@@ -22,7 +22,7 @@ from hpcpace.metrics import Bools, Bytes, Ints
 from hpcpace.trace.schema import ExitKind, Op
 
 FROM_ROOT = (Op.BROADCAST, Op.SCATTER)
-"""The root sends: all others wait for it."""
+"""The root sends: all others wait for it. Who is held until all have come (`held_until`) waits for all."""
 TO_ROOT = (Op.REDUCE, Op.GATHER)
 """The root receives: it waits for all others."""
 MESSAGES = (Op.SEND, Op.RECV)
@@ -58,24 +58,76 @@ def releases_others(op: Bytes, is_root: Bools) -> Bools:
 
 
 def depends_on_others(op: Bytes, is_root: Bools) -> Bools:
-    """Return which rows wait for others, bool, (num_operations,); arguments as in `releases_others`."""
-    return np.where(is_one_of(op, TO_ROOT), is_root, ~(is_one_of(op, FROM_ROOT) & is_root))
+    """Return which rows wait for a side of their operation, bool, (num_operations,): all but senders to a root.
+
+    Arguments are as in `releases_others`. The side is that of `sides`; a sender of a message need not wait.
+    """
+    return ~is_one_of(op, TO_ROOT) | is_root
+
+
+def sides(op: Bytes, is_root: Bools) -> tuple[Bytes, Bytes]:
+    """Return the side of its operation that each row is on, and the side that it waits for, uint8, (num_operations,).
+
+    The sides are the sender of a message (0) and its receiver (1), and a root (0) and the others (1). In other
+    operations all are on side 0, and wait for it.
+
+    Args:
+        op, is_root: as in `releases_others`.
+    """
+    to_root = is_one_of(op, TO_ROOT)
+    own = (op == Op.RECV) | ((to_root | is_one_of(op, FROM_ROOT)) & ~is_root)
+    return own.astype(np.uint8), ((op == Op.SEND) | to_root).astype(np.uint8)
+
+
+def held_until(exit_ns: Ints, blocked_ns: Ints, last_ns: Ints) -> Bools:
+    """Return which members of broadcasts and scatters were blocked across the last enter of all: they waited for it.
+
+    gloo holds a root until its readers come, and ranks that pass the data on likewise. Who was not blocked then, or had
+    ended before, waits for the root alone: its operation is asynchronous, its data is buffered (NCCL), or it does
+    not pass it on.
+
+    Args:
+        exit_ns, blocked_ns: of each member.
+        last_ns: the last enter of all members of its operation.
+    """
+    return np.asarray((exit_ns >= last_ns) & (exit_ns - blocked_ns <= last_ns))
+
+
+def awaited(operations: Operations, rows: slice, instance: Ints, last_ns: Ints) -> Ints:
+    """Return where the enter is in `last_ns` that each of some rows waits for, if it waits, int64, (num_rows,).
+
+    It is the last one of the side that it waits for, or of all members of a broadcast that held it (`held_until`).
+
+    Args:
+        operations: rows of all ranks.
+        rows: some of them.
+        instance: the operation of each of these, (num_rows,).
+        last_ns: the last enter of both sides of each operation, one behind the other, (2 num_instances,).
+    """
+    op, is_root = operations.op[rows], operations.rank[rows] == operations.peer[rows]
+    found: Ints = 2 * instance + sides(op, is_root)[1]
+    sent = np.flatnonzero(is_one_of(op, FROM_ROOT))
+    later = 2 * instance[sent]
+    later += last_ns[later + 1] > last_ns[later]
+    is_held = held_until(operations.exit_ns[rows][sent], operations.blocked_ns[rows][sent], last_ns[later])
+    found[sent[is_held]] = later[is_held]
+    return found
 
 
 @cache
 def operation_roles() -> Bytes:
     """Return what the kernels ask of an operation, not as its root and as its root, uint8, (256, 2).
 
-    A bit each, from the lowest: others wait for the row; it waits for others; it is of a message; no rank leaves before
-    all have entered; it waits for the last one that others wait for, as all do but senders to a root.
+    A bit each, from the lowest: its side, and the one that it waits for (`sides`), if it waits for one; no rank leaves
+    before all have entered; it is the sender of a message; its root sends.
     """
     op, is_root = np.arange(np.iinfo(np.uint8).max + 1, dtype=np.uint8)[:, None], np.array([[False, True]])
     answers = (
-        releases_others(op, is_root),
+        *sides(op, is_root),
         depends_on_others(op, is_root),
-        is_one_of(op, MESSAGES),
         synchronises(op),
-        ~is_one_of(op, TO_ROOT) | is_root,
+        op == Op.SEND,
+        is_one_of(op, FROM_ROOT),
     )
     roles = sum(answer.astype(np.uint8) << bit for bit, answer in enumerate(answers))
     return np.ascontiguousarray(np.broadcast_to(roles, (len(op), 2)), np.uint8)

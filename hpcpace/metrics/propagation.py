@@ -21,12 +21,11 @@ from hpcpace.metrics import Bools, Floats, Ints
 from hpcpace.metrics.kernels import bytes_of, checked, library
 from hpcpace.metrics.matching import Matching
 from hpcpace.metrics.operations import (
-    MESSAGES,
     Operations,
+    awaited,
     depends_on_others,
-    is_one_of,
     operation_roles,
-    releases_others,
+    sides,
     synchronises,
 )
 
@@ -78,23 +77,15 @@ def last_partner(operations: Operations, matching: Matching) -> Ints:
     if kernels is not None:
         return _last_partner_compiled(kernels, operations, matching)
     op, is_root = operations.op, operations.rank == operations.peer
-    instance, enter_ns = matching.instance, operations.enter_ns
-    is_message = is_one_of(op, MESSAGES)
-    releases = matching.is_matched & releases_others(op, is_root) & ~is_message
-    depends = matching.is_matched & depends_on_others(op, is_root) & ~is_message
-    last_ns = np.full(len(matching.num_rows), _NEVER_NS)
-    np.maximum.at(last_ns, instance[releases], enter_ns[releases])
-    last = np.full(len(matching.num_rows), _NONE)
-    rows = np.flatnonzero(releases & (enter_ns == last_ns[instance]))
-    last[instance[rows]] = rows  # the highest one of each instance stays
-    partner = np.where(depends, last[instance], _NONE)
-    pairs = np.flatnonzero(matching.is_matched & is_message)
-    if len(pairs):
-        both = np.zeros(len(matching.num_rows), np.int64)
-        np.add.at(both, instance[pairs], pairs)
-        partner[pairs] = both[instance[pairs]] - pairs
-    is_later = enter_ns[np.maximum(partner, 0)] > enter_ns
-    return np.where((partner >= 0) & is_later, partner, _NONE)
+    enter_ns, is_matched = operations.enter_ns, matching.is_matched
+    side = 2 * matching.instance + sides(op, is_root)[0]
+    last_ns, last = (np.full(2 * len(matching.num_rows), nothing) for nothing in (_NEVER_NS, _NONE))
+    np.maximum.at(last_ns, side[is_matched], enter_ns[is_matched])
+    rows = np.flatnonzero(is_matched & (enter_ns == last_ns[side]))
+    last[side[rows]] = rows  # the highest one of each side stays
+    other = awaited(operations, slice(None), matching.instance, last_ns)
+    waits = is_matched & depends_on_others(op, is_root) & (last_ns[other] > enter_ns)
+    return np.where(waits, last[other], _NONE)
 
 
 def _last_partner_compiled(kernels: Any, operations: Operations, matching: Matching) -> Ints:
@@ -102,8 +93,8 @@ def _last_partner_compiled(kernels: Any, operations: Operations, matching: Match
     checked(
         kernels.last_partner(
             *(len(operations), len(matching.num_rows), operations.op, operations.rank, operations.peer),
-            *(matching.instance, operations.enter_ns, bytes_of(matching.is_matched)),
-            *(operation_roles(), partner),
+            *(matching.instance, operations.enter_ns, operations.exit_ns, operations.blocked_ns),
+            *(bytes_of(matching.is_matched), operation_roles(), partner),
         )
     )
     return partner

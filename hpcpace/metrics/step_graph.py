@@ -17,7 +17,7 @@ One operation that two ranks block on::
 - A GATE opens with the last enter that others wait for: of a message, that of its sender. Where the sender's completion
   shows that it was held until its receiver came (rendezvous), both sides go through the gate, and the last of both
   opens it. The gate of a message that travels while its receiver works takes as long as the message travels, and counts
-  as a TRANSFER of the receiver.
+  as a TRANSFER of the receiver. Members of a broadcast that are held until all have come go through a further gate.
 - A TRANSFER begins once its rank has entered, the gate is open, and the group's previous transfer has ended.
 - A WAIT ends with one transfer. The last block of a step ends with all transfers that are under way by then.
 """
@@ -36,7 +36,15 @@ from hpcpace.core.thresholds import Thresholds, number
 from hpcpace.metrics import Bools, Bytes, Floats, Ints
 from hpcpace.metrics.kernels import library, numbered
 from hpcpace.metrics.matching import Matching
-from hpcpace.metrics.operations import MESSAGES, Operations, depends_on_others, is_one_of, releases_others
+from hpcpace.metrics.operations import (
+    FROM_ROOT,
+    MESSAGES,
+    Operations,
+    depends_on_others,
+    held_until,
+    is_one_of,
+    releases_others,
+)
 from hpcpace.metrics.segments import DEVICE_ERROR_NS, LocalWork, left_early_ns
 from hpcpace.metrics.steps import StepPanel
 from hpcpace.metrics.waits import NO_BLOCKS, OVERTAKING_SHARE, Blocks, Waits, blocks_of, following
@@ -300,7 +308,7 @@ class _Arrival:
     """What slots wait for, besides their own enter.
 
     Attributes:
-        is_free: the senders that no gate holds back, bool, (num_slots,).
+        is_free: the senders, and members of broadcasts, that receivers do not hold back, bool, (num_slots,).
         gate_of: number of the operation of each slot, int64, (num_slots,).
         batch: from `_batches`, int64, (num_slots,).
         travelling, way_ns: messages that travel while their receiver works, as from `messages_in_flight`.
@@ -333,6 +341,7 @@ class _Builder:
         _, gate_of = np.unique(slots.partner, return_inverse=True)
         batch = _batches(operations, slots.table, events.queue)
         meets = _meets(operations, slots.table, gate_of, batch)
+        held = _held(operations, slots.table, gate_of)
         travelling, way_ns = messages_in_flight(operations, slots.table, gate_of)
         travelling, way_ns = (found[~meets[travelling]] for found in (travelling, way_ns))
 
@@ -344,6 +353,7 @@ class _Builder:
         work = self._add(WORK, events.rank, position, np.maximum(events.time_ns - begin_ns, 0))
         is_free = (op == Op.SEND) & ~meets
         self._has_free_senders = bool(is_free.any())
+        is_free |= is_one_of(op, FROM_ROOT) & ~held
         gate = self._add_gates(gate_of, travelling, way_ns)[gate_of]
         arrival = _Arrival(is_free=is_free, gate_of=gate_of, batch=batch, travelling=travelling, way_ns=way_ns)
         transfer = self._add_transfers(operations, waits, arrival)
@@ -362,6 +372,7 @@ class _Builder:
         self._connect(work[:num_slots], transfer)
         depends = np.flatnonzero(depends_on_others(op, is_root) & ((op != Op.SEND) | meets))
         self._connect(gate[depends], transfer[depends])
+        self._connect_held(np.flatnonzero(held), gate_of, work, transfer)
         self._connect(*(transfer[ends] for ends in events.queue))
         # A wait ends no earlier than it begins, and with its transfer, or with all that are under way.
         num_blocking = len(events.blocking)
@@ -401,6 +412,15 @@ class _Builder:
             are_steps_apart=_between_ns(steps, self._slots.column) > _APART_SHARE * float(measured_ns.mean()),
         )
 
+    def _connect_held(self, held: Ints, gate_of: Ints, work: Ints, transfer: Ints) -> None:
+        """Let the transfers of slots that are held until all have come follow the enters of all."""
+        names, of_held = np.unique(gate_of[held], return_inverse=True)
+        nothing = np.full(len(names), _NONE)
+        gate = self._add(GATE, nothing, nothing, np.zeros((len(names), self._start_ns.shape[1])))
+        members = np.flatnonzero(np.isin(gate_of, names))
+        self._connect(work[members], gate[np.searchsorted(names, gate_of[members])])
+        self._connect(gate[of_held], transfer[held])
+
     def _add_gates(self, gate_of: Ints, travelling: Ints, way_ns: Ints) -> Ints:
         """Add a gate for each operation, int64, (num_gates,); a message that travels takes time at its gate."""
         num_gates, of_travelling = int(gate_of.max()) + 1, gate_of[travelling]
@@ -415,24 +435,28 @@ class _Builder:
         """Add the transfers; of a message, what is left once both its sides are there, or it has arrived if it travels.
 
         Where no gate holds a sender back, it takes all the time since it entered. A batch takes what is left once that
-        is so of all its messages: the transfer of its last one, which follows the others in their queue.
+        is so of all its messages: the transfer of its last one, which follows the others in their queue. Members of a
+        broadcast that are held in some steps alone take until then, too.
         """
         table, (first, second) = self._slots.table, self._events.queue
         gate_of, batch, travelling = arrival.gate_of, arrival.batch, arrival.travelling
         enter, exit_ = operations.enter_ns[table], operations.exit_ns[table]
         op = operations.op[table[:, 0]]
         sent_ns, met_ns = np.zeros((2, int(gate_of.max()) + 1, table.shape[1]), np.int64)
-        sent_ns[gate_of[op == Op.SEND]] = enter[op == Op.SEND]
+        is_from_root = is_one_of(op, FROM_ROOT)
+        sends = (op == Op.SEND) | (is_from_root & (operations.rank[table[:, 0]] == operations.peer[table[:, 0]]))
+        sent_ns[gate_of[sends]] = enter[sends]
         np.maximum.at(met_ns, gate_of, enter)
-        ready_ns = np.where(arrival.is_free[:, None], enter, met_ns[gate_of])
+        ready_ns = np.where(arrival.is_free[:, None], np.maximum(enter, sent_ns[gate_of]), met_ns[gate_of])
+        is_since_ready = is_from_root[:, None] & (enter + waits.wait_ns[table] > ready_ns)
         ready_ns[travelling] = np.maximum(enter[travelling], sent_ns[gate_of[travelling]] + arrival.way_ns)
         is_outside = batch[first] != batch[second]
         ready_ns[second[is_outside]] = np.maximum(ready_ns[second[is_outside]], exit_[first[is_outside]])
         all_ready_ns = np.zeros(table.shape, np.int64)
         np.maximum.at(all_ready_ns, batch, ready_ns)
-        weight_ns = waits.transfer_ns[table]
         is_message = is_one_of(op, MESSAGES)
-        weight_ns[is_message] = np.maximum(exit_ - all_ready_ns, 0)[is_message]
+        is_since_ready |= is_message[:, None]
+        weight_ns = np.where(is_since_ready, np.maximum(exit_ - all_ready_ns, 0), waits.transfer_ns[table])
         late = is_message[:, None] & (operations.exit_kind[table] == ExitKind.WAIT)
         _shorten(weight_ns, late & (operations.blocked_ns[table] <= _SEEN_NS), op, operations.size_bytes[table[:, 0]])
         weight_ns[batch != np.arange(len(batch))] = 0
@@ -513,6 +537,28 @@ def _meets(operations: Operations, table: Ints, gate_of: Ints, batch: Ints) -> B
     meets = np.zeros(num_gates, np.bool_)
     meets[gate_of[sends]] = is_held.all(axis=1)
     return meets[gate_of]
+
+
+def _held(operations: Operations, table: Ints, gate_of: Ints) -> Bools:
+    """Return which slots of broadcasts and scatters are held until all have come, bool, (num_slots,).
+
+    That is in each step in which somebody comes later than the rank and the root; without such steps none is.
+
+    Args:
+        operations: rows of all ranks.
+        table: the row of each slot in each step, int64, (num_slots, num_steps).
+        gate_of: number of the operation of each slot, int64, (num_slots,).
+    """
+    found = is_one_of(operations.op[table[:, 0]], FROM_ROOT)
+    rows, gate = table[found], gate_of[found]
+    enter, is_root = operations.enter_ns[rows], operations.rank[rows[:, 0]] == operations.peer[rows[:, 0]]
+    sent_ns, last_ns = np.full((2, int(gate_of.max(initial=-1)) + 1, table.shape[1]), np.iinfo(np.int64).min)
+    sent_ns[gate[is_root]] = enter[is_root]
+    np.maximum.at(last_ns, gate, enter)
+    is_later = last_ns[gate] > np.maximum(enter, sent_ns[gate])
+    is_held = held_until(operations.exit_ns[rows], operations.blocked_ns[rows], last_ns[gate])
+    found[found] = (is_held | ~is_later).all(axis=1) & is_later.any(axis=1)
+    return found
 
 
 def _has_several_blocks(blocks: Blocks, steps: StepPanel, ranks: Sequence[int], limits: GraphThresholds) -> bool:

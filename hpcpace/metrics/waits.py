@@ -22,14 +22,14 @@ from hpcpace.metrics import Bools, Ints
 from hpcpace.metrics.kernels import bytes_of, checked, library
 from hpcpace.metrics.matching import Matching
 from hpcpace.metrics.operations import (
-    FROM_ROOT,
-    TO_ROOT,
     Operations,
+    awaited,
+    depends_on_others,
     failed_operations,
-    is_one_of,
     operation_roles,
     rank_slices,
     shares,
+    sides,
     synchronises,
 )
 from hpcpace.metrics.phases import CoveredTime
@@ -196,7 +196,8 @@ def waits(operations: Operations, matching: Matching) -> Waits:
     wait = clip(release - enter, 0, exit - enter), where release is the last enter of those that the rank depends on:
     all members of an NxN operation, the root of a broadcast, the others of a reduce (for its root only), the partner of
     a message. A sender waits only if its completion was observed and shows a rendezvous: no earlier than the receiver's
-    enter. If only a wait showed its end (gloo), nothing is known about when the message left.
+    enter. If only a wait showed its end (gloo), nothing is known about when the message left. A member of a broadcast,
+    be it the root, waits for all if it was blocked across the last enter (`held_until`).
     transfer = exit - max(enter, release, exit of the rank's previous operation in its queue).
     Of an operation that ended with an error on some member, all the time is wait.
     """
@@ -205,7 +206,7 @@ def waits(operations: Operations, matching: Matching) -> Waits:
         return _waits_compiled(kernels, operations, matching)
     slices = operations.slices or [slice(0, len(operations))]
     lasts = map_threads(partial(_last_enters, operations, matching), shares(slices))
-    last_ns = np.maximum.reduce([np.full(len(matching.num_rows), _NEVER_NS), *lasts])
+    last_ns = np.maximum.reduce([np.full(2 * len(matching.num_rows), _NEVER_NS), *lasts])
     wait_ns, transfer_ns = (np.empty(len(operations), np.int64) for _ in range(2))
     negative_ns = np.zeros(len(operations), np.int64)
     may_contradict = np.zeros(len(matching.num_rows), np.bool_)
@@ -213,13 +214,14 @@ def waits(operations: Operations, matching: Matching) -> Waits:
 
     def fill(share: Sequence[slice]) -> None:
         for rows in share:
-            last_of_rows_ns, is_matched = last_ns[matching.instance[rows]], matching.is_matched[rows]
-            is_over_ns = np.where(has_failed[matching.instance[rows]], operations.exit_ns[rows], _NEVER_NS)
+            instance, is_matched = matching.instance[rows], matching.is_matched[rows]
+            last_of_rows_ns = last_ns[awaited(operations, rows, instance, last_ns)]
+            is_over_ns = np.where(has_failed[instance], operations.exit_ns[rows], _NEVER_NS)
             wait_ns[rows], transfer_ns[rows] = _waits_of(operations, rows, is_matched, last_of_rows_ns, is_over_ns)
             is_early = operations.exit_ns[rows] < last_of_rows_ns
             early = np.flatnonzero(is_early & (operations.exit_kind[rows] != ExitKind.FAILED))
             op = operations.op[rows][early]
-            may_contradict[matching.instance[rows][early[op != Op.SEND]]] = True
+            may_contradict[instance[early[op != Op.SEND]]] = True
             early = early[synchronises(op) & is_matched[early]]
             negative_ns[rows][early] = last_of_rows_ns[early] - operations.exit_ns[rows][early]
 
@@ -236,8 +238,9 @@ def _waits_compiled(kernels: Any, operations: Operations, matching: Matching) ->
         kernels.waits(
             *(len(bounds) - 1, bounds, len(operations.groups), len(may_contradict), operations.op, operations.rank),
             *(operations.peer, operations.group, matching.instance, operations.enter_ns, operations.exit_ns),
-            *(operations.exit_kind, bytes_of(matching.is_matched), operation_roles(), Op.SEND, ExitKind.COMPLETION),
-            *(ExitKind.FAILED, OVERTAKING_SHARE, wait_ns, transfer_ns, negative_ns, may_contradict),
+            *(operations.blocked_ns, operations.exit_kind, bytes_of(matching.is_matched), operation_roles()),
+            *(ExitKind.COMPLETION, ExitKind.FAILED, OVERTAKING_SHARE),
+            *(wait_ns, transfer_ns, negative_ns, may_contradict),
         )
     )
     return Waits(
@@ -246,16 +249,11 @@ def _waits_compiled(kernels: Any, operations: Operations, matching: Matching) ->
 
 
 def _last_enters(operations: Operations, matching: Matching, share: Sequence[slice]) -> Ints:
-    """Return the last enter of those that others depend on, int64, (num_instances,)."""
-    last_ns = np.full(len(matching.num_rows), _NEVER_NS)
+    """Return the last enter of each of the `sides` of each operation, int64, (2 num_instances,)."""
+    last_ns = np.full(2 * len(matching.num_rows), _NEVER_NS)
     for rows in share:
-        op, enter, instance = operations.op[rows], operations.enter_ns[rows], matching.instance[rows]
-        from_root, to_root = is_one_of(op, FROM_ROOT), is_one_of(op, TO_ROOT)
-        if from_root.any() or to_root.any():
-            # As in `releases_others`, which would compare the same bytes again.
-            is_root = operations.rank[rows] == operations.peer[rows]
-            enter = np.where(np.where(from_root, is_root, ~(to_root & is_root)), enter, _NEVER_NS)
-        np.maximum.at(last_ns, instance, enter)
+        own, _ = sides(operations.op[rows], operations.rank[rows] == operations.peer[rows])
+        np.maximum.at(last_ns, 2 * matching.instance[rows] + own, operations.enter_ns[rows])
     return last_ns
 
 
@@ -264,14 +262,10 @@ def _waits_of(
 ) -> tuple[Ints, Ints]:
     """Return wait and transfer of some rows, as in `waits`; `failed_ns` are the exits of those that only waited."""
     op, enter, exit_ = operations.op[rows], operations.enter_ns[rows], operations.exit_ns[rows]
-    to_root, is_send = is_one_of(op, TO_ROOT), op == Op.SEND
-    depends = is_matched
-    if to_root.any():
-        depends = is_matched & (~to_root | (operations.rank[rows] == operations.peer[rows]))
+    is_root = operations.rank[rows] == operations.peer[rows]
+    depends = is_matched & depends_on_others(op, is_root)
+    depends &= (op != Op.SEND) | ((exit_ >= last_ns) & (operations.exit_kind[rows] == ExitKind.COMPLETION))
     release = last_ns if depends.all() else np.where(depends, last_ns, _NEVER_NS)
-    if is_send.any():
-        is_rendezvous = (exit_ >= release) & (operations.exit_kind[rows] == ExitKind.COMPLETION)
-        release = np.where(is_send & ~is_rendezvous, _NEVER_NS, release)
     released = np.maximum(np.maximum(release, enter), failed_ns)
     wait_ns = np.minimum(released, exit_) - enter
     transfer_ns = np.maximum(exit_ - np.maximum(released, _previous_exit(operations, rows)), 0)

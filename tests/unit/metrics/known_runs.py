@@ -86,6 +86,36 @@ def data_parallel(work_ns, *, offsets_ns=None, transfer_ns=TRANSFER_NS):
     return known_run(rows, begin, end)
 
 
+def with_buffers(work_ns, *, num_buffered=0):
+    """Return a run that broadcasts from rank 0 after half of the work, then reduces; work_ns: (num_ranks, num_steps).
+
+    As by gloo, ranks get the data along a binomial tree, and are held until those have come that they give it to. In
+    the first `num_buffered` steps they leave as soon as they have it.
+    """
+    work = np.asarray(work_ns, np.int64)
+    num_ranks, num_steps = work.shape
+    rows = [[] for _ in range(num_ranks)]
+    begin, now = np.zeros((num_ranks, num_steps), np.int64), np.full(num_ranks, 1000 * MS)
+    for step in range(num_steps):
+        begin[:, step] = now
+        enter = now + work[:, step] // 2
+        leave = enter.copy()
+        for rank in range(1, num_ranks):
+            giver = rank - (1 << (rank.bit_length() - 1))
+            leave[rank] = max(leave[rank], leave[giver])
+        for rank in range(1, num_ranks) if step >= num_buffered else ():
+            giver = rank - (1 << (rank.bit_length() - 1))
+            leave[giver] = max(leave[giver], enter[rank])
+        leave += TRANSFER_NS
+        meet = leave + work[:, step] // 2
+        now = np.full(num_ranks, meet.max() + TRANSFER_NS)
+        for rank, of_rank in enumerate(rows):
+            for op, root, at, until in ((Op.BROADCAST, 0, enter, leave), (Op.ALL_REDUCE, -1, meet, now)):
+                times = int(at[rank]), int(until[rank]), int(until[rank] - at[rank])
+                of_rank.append((step, 0, 2 * step + (root < 0), op, 64, root, *times, ExitKind.COMPLETION))
+    return known_run(rows, begin, np.append(begin[:, 1:], now[:, None], axis=1))
+
+
 def pipeline(work_ns, *, num_microbatches=1):
     """Return a run in which each stage receives, works, sends on; then all meet; work_ns: (num_stages, num_steps)."""
     work = np.asarray(work_ns, np.int64)

@@ -8,6 +8,7 @@ from hpcpace.metrics.communication import join_kinds, rank_totals, totals_by_kin
 from hpcpace.metrics.lost_operations import open_operations
 from hpcpace.metrics.matching import match
 from hpcpace.metrics.operations import RankOperations, completed, gather_operations, select_rows
+from hpcpace.metrics.propagation import last_partner
 from hpcpace.metrics.waits import waits
 from hpcpace.trace.schema import TABLES, ExitKind, Op
 
@@ -49,6 +50,31 @@ def test_others_wait_for_a_late_root(op):
     _, _, found = measured([[row(op, 30, 40, peer=0)], [row(op, 10, 42, peer=0)], [row(op, 35, 41, peer=0)]])
     assert found.wait_ns.tolist() == [0, 20, 0]
     assert found.transfer_ns.tolist() == [10, 12, 6]
+
+
+@pytest.mark.parametrize("op", [Op.BROADCAST, Op.SCATTER])
+@pytest.mark.parametrize(
+    ("exit_", "blocked", "kind", "wait"),
+    [
+        (60, 50, ExitKind.COMPLETION, 30),  # as gloo holds who gives the data to a late rank
+        (60, 50, ExitKind.WAIT, 30),
+        (60, 25, ExitKind.COMPLETION, 30),  # asynchronous: it came to its wait at 35
+        (60, 15, ExitKind.COMPLETION, 0),  # at 45, when all were there
+        (60, 0, ExitKind.COMPLETION, 0),
+        (38, 28, ExitKind.COMPLETION, 0),  # it left before: its data is buffered
+    ],
+)
+def test_who_was_blocked_as_the_last_one_came_waits_for_it_in_a_broadcast(op, exit_, blocked, kind, wait):
+    own = row(op, 10, exit_, peer=0, blocked=blocked, kind=kind)
+    of_reader, late = row(op, 5, 42, peer=0), row(op, 40, 45, peer=0)
+    operations, matching, found = measured([[own], [of_reader], [late]])
+    assert found.wait_ns.tolist() == [wait, 5, 0]
+    assert found.transfer_ns.tolist() == [exit_ - 10 - wait, 32, 5]
+    assert last_partner(operations, matching).tolist() == [2 if wait else -1, 0, -1]
+    assert not found.may_contradict.any()
+    operations, matching, found = measured([[row(op, 20, 25, peer=0)], [own], [late]])
+    assert found.wait_ns.tolist() == [0, wait or 10, 0]
+    assert last_partner(operations, matching).tolist() == [-1, 2 if wait else 0, -1]
 
 
 @pytest.mark.parametrize("op", [Op.REDUCE, Op.GATHER])

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from cases import each_case
-from known_runs import MS, data_parallel, known_run, pipeline
+from known_runs import MS, data_parallel, known_run, pipeline, with_buffers
 
 from hpcpace.metrics.segments import local_work
 from hpcpace.metrics.step_graph import step_graph
@@ -35,6 +35,27 @@ def test_a_rebuilt_run_takes_as_long_as_measured(seed):
     graph = graph_of(run)
     assert (rebuilt_ns(graph, replay(graph)) == graph.measured_ns).all()
     assert (graph.measured_ns == (run.steps.end_ns - run.steps.begin_ns)[0]).all()
+
+
+@pytest.mark.parametrize("num_buffered", [0, 3, 12])
+@pytest.mark.parametrize("num_ranks", [2, 5])
+def test_a_rebuilt_run_takes_as_long_as_measured_however_often_a_broadcast_holds_ranks(num_buffered, num_ranks):
+    graph = graph_of(with_buffers(works(shape=(num_ranks, 12)), num_buffered=num_buffered))
+    assert (rebuilt_ns(graph, replay(graph)) == graph.measured_ns).all()
+
+
+@pytest.mark.parametrize(
+    ("late", "waits_ms"),
+    [(1, [5, 0, 0, 5]), (2, [5, 0, 0, 0]), (3, [0, 5, 0, 0])],  # rank 3 gets the data from rank 1
+)
+def test_a_late_reader_put_back_no_longer_holds_those_that_give_it_the_data_or_get_it_from_there(late, waits_ms):
+    slow = np.full((4, 20), 20 * MS)
+    slow[late] += 10 * MS  # half of it before the broadcast, and half before the reduction
+    run = with_buffers(slow)
+    prediction = what_if(rebuild(graph_of(run)), [Change(kind="rank", id=late, ranks=(late,))])
+    is_first = (run.operations.op == Op.BROADCAST) & (run.operations.step == 0)
+    assert run.waits.wait_ns[is_first].tolist() == [wait * MS for wait in waits_ms]
+    assert (prediction.measured_ns, step_ns(prediction)) == (34 * MS, pytest.approx(24 * MS))
 
 
 def step_ns(prediction, number=0):
