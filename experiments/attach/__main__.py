@@ -76,7 +76,7 @@ def run_row(bench: Bench, row: Row, faults: list[str]) -> dict[str, Any]:
             for fault in row.faults:
                 if fault in faults:
                     ran = bench.run(row, traced=True, fault=fault)
-                    found.faults[fault] = judge_fault(fault, row.num_ranks, report(bench.python, ran.run_dir))
+                    found.faults[fault] = judge_fault(row, fault, report(bench.python, ran.run_dir))
     except CheckoutError as error:
         return {"untested": str(error)}
     return {**found.to_json(), "versions": versions(bench.python, row), "commit": commit(ROOT), "date": today()}

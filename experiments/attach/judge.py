@@ -218,7 +218,7 @@ def covered_ns(spans: Iterable[tuple[int, int]]) -> int:
     return sum(end_ns - begin_ns for begin_ns, end_ns in _outermost(spans))
 
 
-def judge_fault(fault: Fault, num_ranks: int, summary: dict[str, Any] | None) -> tuple[bool, str]:
+def judge_fault(row: Row, fault: Fault, summary: dict[str, Any] | None) -> tuple[bool, str]:
     """Return whether a report names what is slow and the stage first, and what it says; otherwise both."""
     if summary is None:
         return False, "no report"
@@ -226,17 +226,17 @@ def judge_fault(fault: Fault, num_ranks: int, summary: dict[str, Any] | None) ->
     culprits = {(culprit["kind"], culprit["id"]) for culprit in verdict["culprits"]}
     aliases = {alias for culprit in verdict["culprits"] for alias in culprit["aliases"]}
     text = " ".join((verdict["headline"], *verdict["why"])).lower()
-    stages = {"compute": ("comput", "forward"), "loader": ("data", "loading"), "host": ("comput", "forward")}
-    wanted = ("node", SLOW_HOST) if fault == "host" else ("rank", str(slow_ranks(fault, num_ranks)[0]))
+    stages = row.loader_stage if fault == "loader" else row.compute_stage
+    wanted = ("node", SLOW_HOST) if fault == "host" else ("rank", str(slow_ranks(fault, row.num_ranks)[0]))
     # With one rank a stage, rank and stage cannot be told apart: the rank is then another name of the culprit.
     target = SLOW_HOST if fault == "host" else " ".join(wanted)
     named = wanted in culprits or any(re.search(rf"\b{target}\b", alias) for alias in aliases)
     named = named or (fault == "host" and any(SLOW_HOST in name for _, name in culprits))
-    staged = any(stage in text for stage in stages[fault])
+    staged = any(stage in text for stage in stages)
     if named and staged:
         return True, verdict["headline"]
     for place, other in enumerate(verdict.get("also", ()), start=2):
-        if re.search(rf"\b{target}\b", other) and any(stage in other for stage in stages[fault]):
+        if re.search(rf"\b{target}\b", other) and any(stage in other for stage in stages):
             return False, f"{verdict['headline']}; {IN_PLACE} {place}: {other}"
     missing = ", ".join(what for what, there in (("culprit", named), ("stage", staged)) if not there)
     return False, f"{verdict['headline']} (wrong: {missing})"

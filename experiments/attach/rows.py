@@ -40,6 +40,7 @@ class Row:
         parts: what of the repository is laid out, where that is not its folder.
         packages: distributions whose version counts.
         faults: those that the script has a place for.
+        compute_stage, loader_stage: words one of which the report must say of a fault there.
         note: what a reader must know.
         is_profiled: whether torch's profiler can see six steps without too many events.
         is_repeatable: whether the script has the same losses each time it runs.
@@ -58,6 +59,8 @@ class Row:
     parts: tuple[str, ...] = ()
     packages: tuple[str, ...] = ()
     faults: tuple[Fault, ...] = FAULTS
+    compute_stage: tuple[str, ...] = ("comput", "forward")
+    loader_stage: tuple[str, ...] = ("data", "loading")
     note: str = ""
     is_profiled: bool = True
     is_repeatable: bool = True

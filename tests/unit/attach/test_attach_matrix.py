@@ -116,13 +116,19 @@ def _summary(headline: str, kind: str, name: str) -> dict[str, Any]:
     ],
 )
 def test_a_fault_is_found_if_rank_and_stage_are_named(summary: dict[str, Any] | None, is_right: bool) -> None:
-    assert judge_fault("loader", 4, summary)[0] is is_right
+    assert judge_fault(_ROW, "loader", summary)[0] is is_right
+
+
+def test_a_row_may_load_outside_of_all_phases() -> None:
+    summary = _summary("rank 2 costs 20 % of the step time by something that no phase accounts for", "rank", "2")
+    by_function = replace(_ROW, loader_stage=("no phase accounts for",))
+    assert [judge_fault(row, "loader", summary)[0] for row in (_ROW, by_function)] == [False, True]
 
 
 def test_a_fault_that_is_named_behind_another_finding_is_not_first() -> None:
     also = ["persistent straggler: rank 12 costs 9 % by data loading", "straggler: rank 2 costs 8 % by data loading"]
     verdict = {"headline": "communication-bound", "why": [], "culprits": [], "also": also}
-    is_right, said = judge_fault("loader", 4, {"verdict": verdict})
+    is_right, said = judge_fault(_ROW, "loader", {"verdict": verdict})
     assert not is_right and said == f"communication-bound; in place 3: {also[1]}"
 
 
