@@ -232,7 +232,7 @@ def judge_fault(row: Row, fault: Fault, summary: dict[str, Any] | None) -> tuple
     target = SLOW_HOST if fault == "host" else " ".join(wanted)
     named = wanted in culprits or any(re.search(rf"\b{target}\b", alias) for alias in aliases)
     named = named or (fault == "host" and any(SLOW_HOST in name for _, name in culprits))
-    staged = any(stage in text for stage in stages)
+    staged = any(stage in text for stage in stages) and "cannot tell which stage" not in text
     if named and staged:
         return True, verdict["headline"]
     for place, other in enumerate(verdict.get("also", ()), start=2):

@@ -112,6 +112,7 @@ def _summary(headline: str, kind: str, name: str) -> dict[str, Any]:
         (_summary("data loading of rank 2 is slow", "rank", "2"), True),
         (_summary("data loading of rank 1 is slow", "rank", "1"), False),
         (_summary("rank 2 computes longer", "rank", "2"), False),
+        (_summary("rank 2 is slow: cannot tell which stage, data loading or another", "rank", "2"), False),
         (None, False),
     ],
 )
