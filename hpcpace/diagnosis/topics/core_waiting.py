@@ -306,10 +306,14 @@ def late_beyond_waiting(panels: Panels, limits: CoreThresholds, level: float) ->
 
 
 def stages_beyond_waiting(panels: Panels, use: WorkUse, row: int) -> StageComparison:
-    """Return in which stages a rank is late by what it does besides waiting for cores."""
+    """Return in which stages a rank is late by what it does besides waiting for cores.
+
+    Of a part in which it is not known how others spend their work, all of it counts, as long as this rank does more.
+    """
     others = (panels.role == panels.role[row]) & use.is_any_known & (np.arange(len(panels.rank)) != row)
-    is_compared = use.is_part_known[row] & use.is_part_known[others].all(axis=0)
-    busy_ns = np.where(is_compared, use.running_ns + use.idle_ns, 0.0)
+    busy_ns = np.where(use.is_part_known, use.running_ns + use.idle_ns, use.own_ns)
+    is_shown = use.is_part_known | (busy_ns < busy_ns[row])
+    busy_ns = np.where(use.is_part_known[row] & is_shown[others].all(axis=0), busy_ns, 0.0)
     usual_ns, half_ns = np.median(busy_ns[others], axis=0), Z_95 * float(use.error_ns[row])
     phases = [
         PhaseExcess(

@@ -42,7 +42,8 @@ _CHECK_SPENT = {
 _CHECK = {
     Stage.DATA: "check data loading there: number of workers, file system, tokenising, size of the samples",
     Stage.COLLECTION: "call gc.freeze() after start-up there, and collect at the same step on all ranks",
-    Stage.NO_PHASE: "check what the script does there outside the phases: a rollout, logging, metrics, saving, sleep",
+    Stage.NO_PHASE: "check what the script does there outside the phases: loading without a DataLoader, a rollout, "
+    "logging, metrics, saving, sleep",
     Stage.HOST: "check the host there, not its device: pinning, clock speeds and other processes on its cores",
 }
 _MOVE_LAYERS = "move layers from that stage to the others; if the partition is even, check the stage's host"

@@ -22,7 +22,7 @@ from hpcpace.diagnosis.finding import Case, CpuQuota, DiagnosisFinding, Panels
 from hpcpace.diagnosis.measure import Selection
 from hpcpace.diagnosis.settings import DiagnosisConfig, ReportConfig
 from hpcpace.diagnosis.summary import Culprit, Mode
-from hpcpace.diagnosis.topics.core_waiting import CoreThresholds, excess_of
+from hpcpace.diagnosis.topics.core_waiting import CoreThresholds, excess_of, stages_beyond_waiting
 from hpcpace.diagnosis.topics.cores import core_figures, find, rank_figures
 from hpcpace.diagnosis.topics.links import SlowLinkEvidence
 from hpcpace.diagnosis.topics.straggler import search_stragglers
@@ -31,6 +31,7 @@ from hpcpace.metrics.flow_figures import FlowFindings
 from hpcpace.metrics.host_waits import CoreUse, held_up
 from hpcpace.metrics.phase_cores import PARTS, WorkUse
 from hpcpace.metrics.phases import Part
+from hpcpace.metrics.roles import Stage
 from hpcpace.metrics.stragglers import SearchObstacle
 from hpcpace.report.run_report import page
 from hpcpace.report.sections.hosts import core_cells
@@ -602,6 +603,20 @@ def test_a_rank_that_waits_hide_is_found_by_what_it_does_besides(idle, running, 
         assert [culprit.id for culprit in verdict.culprits] == ["3"]
         assert words in verdict.headline
         assert "without waiting for cores" in verdict.why[0]
+
+
+@each_case(("others_ms", "stages"), [(48.0, (Stage.COMPUTE,)), (80.0, ())])
+def test_a_phase_in_which_the_others_are_blocked_is_named_where_it_takes_more_than_all_of_theirs(others_ms, stages):
+    """As where forward gathers from all ranks, so that it is not known what the others do of that work."""
+    case = on_cores([others_ms, others_ms, others_ms, 100], queued=[0, 0, 0, 26], idle=[0, 0, 0, 54])
+    work, forward = case.panels.cores.work, PARTS.index(Part.FORWARD)
+    is_known, running_ns = work.is_part_known.copy(), work.running_ns.copy()
+    is_known[:3, forward], running_ns[:3, forward] = False, 0.0
+    found = stages_beyond_waiting(case.panels, replace(work, is_part_known=is_known, running_ns=running_ns), 3)
+    assert found.stages == stages
+    assert {each.phase: (each.own_ns, each.usual_ns) for each in found.phases}["forward"] == (
+        (74 * MS, 48 * MS) if stages else (0, 0)
+    )
 
 
 def test_a_sleep_is_the_verdict_however_long_all_ranks_wait_for_cores():

@@ -38,7 +38,7 @@ CLOCKS, WORKERS = "clock speeds", "workers"
         ({"extras": (slow_in(Phase.DATA),)}, 1, Stage.DATA, "data loading of rank 1: ", WORKERS, CLOCKS),
         ({"slow": {2: 1.4}}, 2, Stage.COMPUTE, "backward of rank 2: ", CLOCKS, WORKERS),
         ({"extras": (slow_in(Phase.GC, rank=3),)}, 3, Stage.COLLECTION, "collection of rank 3: ", "gc.freeze", CLOCKS),
-        ({"extras": (slow_in(None, rank=0),)}, 0, Stage.NO_PHASE, "outside all phases of rank 0: ", "script", CLOCKS),
+        ({"extras": (slow_in(None, rank=0),)}, 0, Stage.NO_PHASE, "outside all phases of rank 0: ", "loading", CLOCKS),
         (
             {"extras": (slow_in(Phase.OTHER),), "phase_source": OTHER_WITHOUT_GRADIENTS},
             *(1, Stage.NO_PHASE, "modules without gradients", "without gradients: a rollout", CLOCKS),
