@@ -10,7 +10,9 @@ import gc
 import weakref
 from collections import deque
 from collections.abc import Callable, Hashable
+from contextlib import suppress
 from functools import partial, wraps
+from types import FunctionType, MethodType
 from typing import Any, NamedTuple
 
 from torch.optim.optimizer import Optimizer
@@ -19,8 +21,8 @@ MAX_FREE = 1_024
 """memory: optimizers that no longer exist and that nobody has continued; the oldest are forgotten."""
 _MAX_NAME = 40
 """display: letters of the name of an optimizer's class."""
-_MAX_CLASSES = 64
-"""memory: classes of optimizers whose `step` is looked after."""
+_MAX_OWNERS = 128
+"""memory: optimizers, and classes of them, whose `step` is looked after."""
 _STEP = "step"
 
 
@@ -128,48 +130,94 @@ class Optimizers:
 
 
 class ReplacedSteps:
-    """Observes what a script puts in the place of `step` in a class of optimizers while it trains.
+    """Observes what a script puts in the place of `step`, in a class of optimizers or in one of them, while it trains.
 
     Torch puts its hooks around the `step` that a class has when an optimizer of it is made: a function that comes later
     need not call them.
 
     Args:
-        observe: returns what takes the place of such a function.
+        observe: returns what takes the place of such a function; both take the optimizer first.
     """
 
     def __init__(self, observe: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
         self._observe = observe
-        self._classes: set[type] = set()
-        self._seen: dict[type, Any] = {}  # by the class that has it: the `step` that is observed
-        self._theirs: dict[type, Any] = {}
+        self._owners: dict[int, _Owner] = {}
 
     def follow(self, optimizer: Any) -> None:
-        """Look after the class of an optimizer that torch's hooks have seen."""
-        kind = type(optimizer)
-        if kind in self._classes or len(self._classes) >= _MAX_CLASSES:
+        """Look after an optimizer that torch's hooks have seen, and its class."""
+        known = self._owners.get(id(optimizer))
+        if known is not None and known.reference() is optimizer:
             return
-        self._classes.add(kind)
+        kind = type(optimizer)
         owner = next((owner for owner in kind.__mro__ if _STEP in vars(owner)), kind)
-        step = vars(owner).get(_STEP)
-        if owner not in self._seen and getattr(step, "hooked", False):
-            self._seen[owner] = step
+        if id(owner) not in self._owners and not getattr(vars(owner).get(_STEP), "hooked", False):
+            return
+        for each in (owner, optimizer):
+            known = self._owners.get(id(each))
+            is_known = known is not None and known.reference() is each
+            if not is_known and len(self._owners) < _MAX_OWNERS:
+                with suppress(TypeError):  # a class with slots
+                    self._owners[id(each)] = _Owner(each)
 
     def look(self) -> None:
         """Observe what has been put in the place of a `step` since the last call."""
-        for owner, seen in self._seen.items():
-            step = vars(owner).get(_STEP)
-            if step is not seen and callable(step):
-                self._theirs[owner] = step
-                self._seen[owner] = made = wraps(step)(self._observe(step))
-                setattr(owner, _STEP, made)
+        for known in tuple(self._owners.values()):
+            owner = known.reference()
+            if owner is None:
+                self._owners.pop(known.identity)
+            elif (step := vars(owner).get(_STEP)) is not known.seen:
+                made = self._observed(owner, step)
+                known.seen, known.theirs = (step, None) if made is None else (made, step)
+                if made is not None:
+                    setattr(owner, _STEP, made)
 
     def restore(self) -> None:
         """Put the script's functions back, where nobody has put another one on top since."""
-        for owner, step in self._theirs.items():
-            if vars(owner).get(_STEP) is self._seen[owner]:
-                setattr(owner, _STEP, step)
-            self._seen[owner] = None  # observed again, should somebody look
-        self._theirs.clear()
+        for known in self._owners.values():
+            owner = known.reference()
+            if owner is None or known.theirs is None:
+                continue
+            if vars(owner).get(_STEP) is known.seen:
+                setattr(owner, _STEP, known.theirs)
+            known.seen = known.theirs = None  # observed again, should somebody look
+
+    def _observed(self, owner: Any, step: Any) -> Callable[..., Any] | None:
+        """Return what takes the place of a function; None where the hooks see it, or nobody knows what it is."""
+        if isinstance(owner, type):
+            return wraps(step)(self._observe(step)) if callable(step) else None
+        # A scheduler of torch calls what it has found there, and looks for its own mark.
+        if not isinstance(step, FunctionType | MethodType) or hasattr(step, "_wrapped_by_lr_sched"):
+            return None
+        if isinstance(step, MethodType) and step.__self__ is owner:
+            function = step.__func__
+            is_usual = function is getattr(type(owner), _STEP, None)
+            return None if is_usual else MethodType(wraps(function)(self._observe(function)), owner)
+        observed = self._observe(lambda _, *args, **kwargs: step(*args, **kwargs))
+        reference = weakref.ref(owner)
+
+        @wraps(step)
+        def stepping(*args: Any, **kwargs: Any) -> Any:
+            optimizer = reference()
+            return step(*args, **kwargs) if optimizer is None else observed(optimizer, *args, **kwargs)
+
+        return stepping
+
+
+class _Owner:
+    """Who has a `step`: a class, or one optimizer.
+
+    Args:
+        owner: it; with a function of its own if that is there already.
+
+    Attributes:
+        identity, reference: its number, and itself as long as it exists.
+        seen: the function that is known of it, ours if there is one.
+        theirs: the function of the script in whose place ours is.
+    """
+
+    def __init__(self, owner: Any) -> None:
+        self.identity, self.reference = id(owner), weakref.ref(owner)
+        self.seen, self.theirs = vars(owner).get(_STEP), None
 
 
 def _note(gone: deque[tuple[int, OptimizerKey]], which: tuple[int, OptimizerKey], _: object) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import random
+import weakref
 from collections.abc import Callable, Iterator, Sequence
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import MethodType, ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -214,15 +216,15 @@ class Descent(torch.optim.Optimizer):
             parameter -= 0.1 * parameter.grad
 
 
-def put(owner: Any, calls: list[str], step: Callable[..., Any]) -> Callable[..., Any]:
+def put(owner: Any, calls: list[str], step: Callable[..., Any], *, as_method: bool = False) -> Callable[..., Any]:
     """Put a function that counts its calls, and then calls `step`, in the place of an owner's `step`."""
 
     def counted(*args: Any) -> Any:
         calls.append("script")
         return step(*args)
 
-    owner.step = counted
-    return counted
+    owner.step = MethodType(counted, owner) if as_method else counted
+    return vars(owner)["step"]
 
 
 @pytest.mark.parametrize(
@@ -236,6 +238,14 @@ def put(owner: Any, calls: list[str], step: Callable[..., Any]) -> Callable[...,
         ),
         pytest.param(
             lambda kind, optimizer, calls, raw: put(optimizer, calls, optimizer.step), id="optimizer, on top of its own"
+        ),
+        pytest.param(
+            lambda kind, optimizer, calls, raw: put(optimizer, calls, partial(raw, optimizer)),
+            id="optimizer, from before torch's hooks",
+        ),
+        pytest.param(
+            lambda kind, optimizer, calls, raw: put(optimizer, calls, raw, as_method=True),
+            id="optimizer, a method of it",
         ),
     ],
 )
@@ -259,6 +269,39 @@ def test_a_step_that_a_script_replaces_in_the_middle_is_seen(tmp_path: Path, rep
     assert session.recorded is not None and session.recorded["steps"] == 30
     assert optimizer.num_updates == 30 and len(calls) == (9 if is_put_back else 19)
     assert left in (vars(kind)["step"], vars(optimizer).get("step"))
+
+
+def test_schedulers_keep_their_step_and_their_warning_and_optimizers_are_freed(tmp_path: Path) -> None:
+    """Torch's schedulers put a function with a mark into the optimizer, and warn where another one has replaced it."""
+    config = Config(TraceConfig(counters=False, snapshot=False))
+    model, seen = torch.nn.Linear(3, 1), []
+    with hpcpace.session(run_dir=tmp_path, config=config, world=rank_info({}), step_from="auto") as session:
+        optimizer: Any = Descent(model.parameters())
+        optimizer.param_groups[0]["lr"] = 1.0
+        for step in range(30):
+            if step == 8:
+                first, second = (torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5) for _ in range(2))
+            if step == 20:
+                put(optimizer, [], partial(vars(Descent)["step"], weakref.proxy(optimizer)))
+            model(torch.rand(4, 3)).square().mean().backward()
+            seen.append(vars(optimizer).get("step"))
+            optimizer.step()
+            optimizer.zero_grad()
+            if step == 9:
+                first.step()
+        with pytest.warns(UserWarning, match="has been overridden"):
+            second.step()
+        assert optimizer.num_updates == 30 and optimizer.param_groups[0]["lr"] == 0.25
+        del first, second
+        gone = weakref.ref(optimizer)
+        gc.disable()
+        try:
+            del optimizer
+            assert gone() is None
+        finally:
+            gc.enable()
+    assert session.recorded is not None and session.recorded["steps"] == 30
+    assert "lr_scheduler" in seen[8].__code__.co_filename and seen[8] is seen[19] is not seen[20]
 
 
 def test_a_function_that_a_script_wraps_before_it_is_called_first(monkeypatch: pytest.MonkeyPatch) -> None:
