@@ -124,6 +124,8 @@ class ExcessUse:
         usual_ns: own work of the others without what is known of their waiting for cores, by median.
         error_ns: standard error of `beyond_ns`.
         is_whole: whether most of the work of both is known; else there may be more beyond waiting.
+        unsure_ns: own work of the others in parts that count although it is not known how they spend it: any of it may
+            be running, idle, or waiting for a core.
     """
 
     excess_ns: float
@@ -133,6 +135,7 @@ class ExcessUse:
     usual_ns: float
     error_ns: float
     is_whole: bool
+    unsure_ns: float = 0.0
 
     @property
     def beyond_ns(self) -> float:
@@ -147,7 +150,7 @@ class ExcessUse:
     @property
     def half_ns(self) -> float:
         """Half of the 95 % interval of `running_ns` and `idle_ns`."""
-        return Z_95 * self.error_ns + max(self.unknown_ns, 0.0)
+        return Z_95 * self.error_ns + max(self.unknown_ns, 0.0) + self.unsure_ns
 
     def mostly(self, least_part: float) -> Spent:
         """Return what holds at least a part of the excess beyond waiting for cores, and does so beyond chance."""
@@ -288,16 +291,17 @@ def excess_use(
         usual_ns=max(float(np.median((use.own_ns.sum(axis=1) - queued)[others])), _TINY),
         error_ns=float(np.hypot(use.error_ns[slow].max(), np.median(use.error_ns[others]))),
         is_whole=is_whole,
+        unsure_ns=float(np.median(np.where(use.is_part_known, 0.0, use.own_ns)[others][:, parts].sum(axis=1))),
     )
 
 
 def _compared(use: WorkUse, slow: Bools, others: Bools) -> tuple[Bools, Bools]:
     """Return which others some ranks are compared with, and the parts of work in which all of these are known.
 
-    Known enough is also a part in which the others do less in all than these ranks idle, as where they are blocked in
-    communication for most of it.
+    Known enough is also a part in which the others do less in all than these ranks do besides waiting, as where they are
+    blocked in communication for most of it: the difference is no waiting, whatever the others do there.
     """
-    is_less = use.own_ns < use.idle_ns[slow].min(axis=0, initial=np.inf)
+    is_less = use.own_ns < (use.running_ns + use.idle_ns)[slow].min(axis=0, initial=np.inf)
     is_known = use.is_part_known | is_less
     parts = np.asarray(use.is_part_known[slow].all(axis=0) & is_known[others].any(axis=0))
     known = others & is_known[:, parts].all(axis=1)

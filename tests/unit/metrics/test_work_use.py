@@ -215,3 +215,19 @@ def test_a_rank_that_idles_in_a_phase_in_which_the_others_are_blocked_is_late_by
     split = excess_use(found, no_threads(2), slow, ~slow)
     assert split is not None
     assert (split.excess_ns, split.idle_ns, split.unknown_ns, split.beyond_ns) == (79 * MS, 78 * MS, 0, 79 * MS)
+
+
+def test_a_phase_in_which_the_others_are_blocked_shows_who_is_late_but_not_whether_it_computes() -> None:
+    """As where forward gathers from all ranks: of the 91 ms of the others any part may be computation."""
+    found = WorkUse(
+        own_ns=np.array([[20.0, 91.0], [20.0, 170.0]]) * MS,
+        running_ns=np.array([[18.0, 0.0], [18.0, 84.0]]) * MS,
+        queued_ns=np.array([[2.0, 0.0], [2.0, 0.0]]) * MS,
+        error_ns=np.full(2, 7 * MS),
+        num_seconds=np.full(2, 11),
+        is_part_known=np.array([[True, False], [True, True]]),
+    )
+    slow = np.arange(2) == 1
+    split = excess_use(found, no_threads(2), slow, ~slow)
+    assert split is not None
+    assert (split.unknown_ns, split.beyond_ns, split.mostly(0.55)) == (0, 79 * MS, Spent.UNKNOWN)
