@@ -28,7 +28,7 @@ from hpcpace.diagnosis.summary import Summary
 from hpcpace.runs.imports.imported_run import Import, write_run
 from hpcpace.runs.imports.kineto import import_kineto
 from hpcpace.runs.imports.nsys import import_nsys
-from hpcpace.runs.imports.wia_ranks import import_wia
+from hpcpace.runs.imports.wia import import_wia
 from hpcpace.trace.schema import Op
 
 WIA = {"AR": 1.973, "ST": 1.179, "SE": 1.537}

@@ -30,8 +30,7 @@ from hpcpace.audit.nccl_log import NcclLog
 from hpcpace.audit.settings import AuditConfig
 from hpcpace.audit.tree import Unreadable
 from hpcpace.core.errors import UsageError
-from hpcpace.core.log_fronts import front_of
-from hpcpace.core.log_text import log_lines, without_colours
+from hpcpace.core.log_text import front_of, log_lines, without_colours
 from hpcpace.core.records import dataclass
 from hpcpace.core.text import printable
 

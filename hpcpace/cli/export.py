@@ -162,7 +162,7 @@ def wia(path: Path, run_dir: Path | None, is_verbose: bool) -> None:
     trace: a data-parallel rank and stage. Exit codes: 0 fine; 2 bad input.
     """
     try:
-        from hpcpace.runs.imports.wia_ranks import import_wia
+        from hpcpace.runs.imports.wia import import_wia
     except ImportError as error:
         raise UsageError(f"this needs a package ({error}): pip install 'hpcpace[import]'") from error
 

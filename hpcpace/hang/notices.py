@@ -5,7 +5,7 @@ torch's process group is not made, before there is an attempt. A reader takes no
 belong to somebody else. The ranks of a job believe files of their own user alone, which nobody else can write to.
 
 Each rank listens on a socket in Linux's abstract namespace, named after the folder of its attempt, and answers with
-what its notice of a hang would have; see `hpcpace.observe.answers`. Both sides let the kernel say who is at the other
+what its notice of a hang would have; see `hpcpace.observe.watchdog`. Both sides let the kernel say who is at the other
 end: whoever asks and whoever answers must be the same user. A job without such a socket is not disturbed.
 """
 

@@ -89,8 +89,7 @@ def test_a_missing_package_is_named_with_what_to_install(
     hpcpace: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, package: str
 ) -> None:
     monkeypatch.setitem(sys.modules, package, None)
-    for module in ("wia", "wia_ranks"):
-        monkeypatch.delitem(sys.modules, f"hpcpace.runs.imports.{module}", raising=False)
+    monkeypatch.delitem(sys.modules, "hpcpace.runs.imports.wia", raising=False)
     code, _, err = hpcpace("import", "wia", DATA / "trace-ST.parquet", "--run-dir", tmp_path / "run")
     assert code == 2 and package in err and "pip install 'hpcpace[import]'" in err
 

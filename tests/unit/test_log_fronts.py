@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hpcpace.core.log_fronts import front_of, year_ns
+from hpcpace.core.log_text import front_of, year_ns
 
 LINE = "    all_reduce (train.py:44)"
 TEN = year_ns(11, 29, 10, 0, 0, 123_000_000)

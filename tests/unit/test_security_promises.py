@@ -413,7 +413,7 @@ def test_no_module_but_the_labs_opens_a_port() -> None:
             "connect",
         },  # the kernel's own socket for traffic shaping, on this host
         "hpcpace/observe/launch/last_line.py": {"bind", "listen", "connect"},  # a Unix socket, see below
-        "hpcpace/observe/answers.py": {"bind", "listen"},  # likewise
+        "hpcpace/observe/watchdog.py": {"bind", "listen"},  # likewise
         "hpcpace/hang/notices.py": {"connect"},  # likewise
         "hpcpace/world/connection.py": {"connect"},  # asks whether torch's store answers
         "hpcpace/callbacks/__init__.py": {"bind"},  # arguments of a signature
@@ -426,7 +426,7 @@ def test_no_module_but_the_labs_opens_a_port() -> None:
     assert unknown == []
 
 
-@pytest.mark.parametrize("module", ["observe/launch/last_line.py", "observe/answers.py", "hang/notices.py"])
+@pytest.mark.parametrize("module", ["observe/launch/last_line.py", "observe/watchdog.py", "hang/notices.py"])
 def test_what_stays_on_a_host_uses_unix_sockets_alone(module: str) -> None:
     tree = ast.parse((ROOT / "hpcpace" / module).read_text())
     made = [ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Call)]

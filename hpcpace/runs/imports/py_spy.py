@@ -22,8 +22,7 @@ import msgspec
 from msgspec import Meta
 
 from hpcpace.core.codec import convert
-from hpcpace.core.log_fronts import front_of
-from hpcpace.core.log_text import plain_text
+from hpcpace.core.log_text import front_of, plain_text
 from hpcpace.core.records import dataclass
 from hpcpace.core.text import listed, plural, rank_list
 from hpcpace.hang.verdict import is_or_are

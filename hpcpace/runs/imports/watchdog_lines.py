@@ -20,7 +20,7 @@ from contextlib import suppress
 from dataclasses import replace
 from itertools import chain, islice
 
-from hpcpace.core.log_fronts import Front, front_of, year_ns
+from hpcpace.core.log_text import Front, front_of, year_ns
 from hpcpace.core.records import dataclass
 from hpcpace.core.text import parse_range
 

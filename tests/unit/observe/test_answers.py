@@ -15,8 +15,8 @@ from cases import each_case
 from hpcpace.core.rundir import Attempt, RunDirectory
 from hpcpace.hang import notices
 from hpcpace.hang.notices import Notice, NoticedCall, ThreadStack, address, ask_ranks
-from hpcpace.observe import answers as answers_module
-from hpcpace.observe.answers import Answers
+from hpcpace.observe import watchdog
+from hpcpace.observe.watchdog import Answers
 
 NOTICE = Notice(
     rank=3,
@@ -65,7 +65,7 @@ def test_a_session_that_is_over_answers_nobody(answers: Answers, attempt: Attemp
     assert ask_ranks(attempt, [3]) == {}
 
 
-@each_case("side", [notices, answers_module])
+@each_case("side", [notices, watchdog])
 def test_only_processes_of_one_user_talk(
     answers: Answers, attempt: Attempt, side: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,10 +15,9 @@ from cases import each_case
 from pyarrow import parquet
 
 from hpcpace.core.errors import TraceError
-from hpcpace.runs.imports import wia, wia_ranks
+from hpcpace.runs.imports import wia
 from hpcpace.runs.imports.imported_run import write_run
-from hpcpace.runs.imports.wia import COLUMNS
-from hpcpace.runs.imports.wia_ranks import import_wia
+from hpcpace.runs.imports.wia import COLUMNS, import_wia
 
 DATA = Path(__file__).parents[2] / "data" / "imports"
 WHOLE = ("dp_rank", "stage", "rank", "step", "seq_id", "mc", "gmc", "mb_id")
@@ -134,7 +133,7 @@ def test_rows_are_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_members_of_groups_over_all_ranks_are_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A trace file of each rank lists the members of all groups of the rank."""
-    monkeypatch.setattr(wia_ranks, "_MAX_GROUP_ROWS", 100)
+    monkeypatch.setattr(wia, "_MAX_GROUP_ROWS", 100)
     path = _write(tmp_path / "trace.parquet", _workers(11) | {"optype": ["optimizer-clip-main-grad"] * 11})
     with pytest.raises(TraceError, match="121 members of groups over all ranks, more than 100"):
         import_wia(path)

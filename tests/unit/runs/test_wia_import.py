@@ -23,8 +23,7 @@ from hpcpace.diagnosis.analyze import analyze
 from hpcpace.diagnosis.measure import Selection
 from hpcpace.diagnosis.summary import Summary
 from hpcpace.runs.imports.imported_run import Import, write_run
-from hpcpace.runs.imports.wia import COLUMNS
-from hpcpace.runs.imports.wia_ranks import import_wia
+from hpcpace.runs.imports.wia import COLUMNS, import_wia
 from hpcpace.trace.schema import Op, Phase
 
 DATA = Path(__file__).parents[2] / "data" / "imports"
