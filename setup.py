@@ -1,7 +1,7 @@
 """Builds what is compiled where a C++ compiler is at hand, and adds the guide.
 
 That are the kernels of the report, the handler of aborts, the clocks of a lab's hosts, and the observing layer. None is
-needed. The layer of hpcpace/observe/collectives/switched.py needs torch as well; `pip install` builds in isolation,
+needed. The layer of hpcpace/observe/collectives/observer.py needs torch as well; `pip install` builds in isolation,
 where torch is not, and hpcpace then observes with its layer in Python. To build it, use
 `pip install --no-build-isolation .`, or in a checkout `python setup.py build_ext --inplace`.
 """

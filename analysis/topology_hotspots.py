@@ -13,9 +13,9 @@ import numpy as np
 
 from hpcpace import plots
 from hpcpace.core.text import NS_PER_MS, alias_name, format_duration, percent, place_name, printable
-from hpcpace.diagnosis.figures.hotspots import COLUMNS, HotspotFigures, Row, hotspot_figures, rows_of
 from hpcpace.report.terminal import console_for_tables, note, table, title
 from library import drawing, files
+from library.hotspots import COLUMNS, HotspotFigures, Row, hotspot_figures, rows_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -32,10 +32,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from analysis.library.estimates import share_of
 from experiments.options import command_line
 from hpcpace.core.change import Outcome
 from hpcpace.core.text import NS_PER_MS
-from hpcpace.metrics.resampling import block_means, log_error, share_of
+from hpcpace.metrics.resampling import block_means, log_error
 from hpcpace.runs.compare import compare
 from hpcpace.runs.load import load_runs
 from hpcpace.runs.measured import MeasuredRun, RankTimes, Transfers

@@ -14,7 +14,7 @@ from statistics import median, pstdev
 
 import numpy as np
 
-from hpcpace.metrics.resampling import share_of
+from analysis.library.estimates import share_of
 from hpcpace.metrics.run_difference import PRIOR_CV, log_difference
 from hpcpace.runs.load import read_csv
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from hpcpace.core.text import NS_PER_S
 from hpcpace.diagnosis.judged import flow_limits
 from hpcpace.diagnosis.settings import DiagnosisConfig
-from hpcpace.metrics import flow_links
+from hpcpace.metrics import link_faults
 from hpcpace.metrics.flow_figures import FlowFindings, flow_figures, flow_paths, foreign_on_links
 from hpcpace.metrics.flows import Connections, Flows, InterfaceUse
 from hpcpace.metrics.interface_use import interface_loads
@@ -25,7 +25,7 @@ FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 
 LIMITS = flow_limits(DiagnosisConfig())
-locate_by_flows = partial(flow_links.locate_by_flows, limits=LIMITS)
+locate_by_flows = partial(link_faults.locate_by_flows, limits=LIMITS)
 
 SEGMENT_BYTES = 1448
 HEADERS = 66 / SEGMENT_BYTES

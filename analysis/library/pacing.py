@@ -21,11 +21,12 @@ from hpcpace.core.errors import DataError
 from hpcpace.core.records import dataclass
 from hpcpace.core.rundir import RunDirectory
 from hpcpace.frames.run import Run
-from hpcpace.metrics.resampling import Estimate, mean_of, throughput_of_steps, variation_of_steps
+from hpcpace.metrics.resampling import Estimate
 from hpcpace.pace.settings import PaceSettings
 from hpcpace.report.terminal import console_for_tables, note, table, title
 
 from . import drawing, files
+from .estimates import mean_of, throughput_of_steps, variation_of_steps
 from .paced_jobs import (
     CAUSES,
     RANKS_PER_NODE,

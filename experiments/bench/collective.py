@@ -37,9 +37,8 @@ from experiments.bench.device_marks import anchored_clock
 from experiments.bench.models import words
 from experiments.bench.pairs import header, interval, on_one_core, take_turns
 from experiments.options import command_line
-from hpcpace.observe.collectives.observer import CollectiveObserver
+from hpcpace.observe.collectives.observer import CollectiveObserver, CompiledObserver, find_layer
 from hpcpace.observe.collectives.operations import Operator
-from hpcpace.observe.collectives.switched import CompiledObserver, find_layer
 from hpcpace.observe.device.clock import DeviceClock
 from hpcpace.observe.device.times import DeviceTimes
 from hpcpace.trace.recorder import Recorder

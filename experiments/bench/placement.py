@@ -17,7 +17,7 @@ import numpy as np
 from experiments.options import command_line
 from hpcpace.metrics import Floats
 from hpcpace.placement.assign import PlacementThresholds, Volumes, better_host, levels_between, volumes
-from hpcpace.placement.traffic import edges
+from hpcpace.placement.gain import edges
 
 _PER_HOST, _HOSTS_PER_LEAF = 8, 8
 _REPLICA_BYTES, _DATA_BYTES = 1000, 10

@@ -39,7 +39,7 @@ from experiments.bench.pairs import interval, take_turns
 from experiments.options import command_line
 from hpcpace.core.config import Config
 from hpcpace.observe import watchdog as watchdog_module
-from hpcpace.observe.collectives.switched import find_layer
+from hpcpace.observe.collectives.observer import find_layer
 from hpcpace.observe.settings import HangConfig, TraceConfig
 
 # Without the threads that run once a second, see the bench `overhead`, and without the card, a report at the end.

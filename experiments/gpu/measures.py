@@ -24,7 +24,7 @@ from hpcpace.audit.snapshot import read_nvml
 from hpcpace.audit.tree import Unreadable
 from hpcpace.core.rundir import open_run
 from hpcpace.metrics.kernels import library
-from hpcpace.observe.collectives.switched import find_layer
+from hpcpace.observe.collectives.observer import find_layer
 from hpcpace.observe.host.counters import gpu_counters, gpu_in_use
 from hpcpace.trace.reader import RankTrace
 from hpcpace.trace.schema import ExitKind, Op, Phase

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from analysis.library.estimates import share_of
 from experiments.jobs import busy
 from experiments.labs import WEIGHT_OF_HOSTS, inject
 from experiments.links.hosts import TrainingHosts
@@ -34,7 +35,6 @@ from hpcpace.diagnosis.measure import Selection
 from hpcpace.lab.hosts import weigh_hosts
 from hpcpace.lab.lab import Lab
 from hpcpace.lab.settings import LabConfig
-from hpcpace.metrics.resampling import share_of
 from hpcpace.trace.attempt_reader import read_attempt
 
 FOLDER = Path("/var/tmp/hpcpace-links")

@@ -17,12 +17,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from analysis.library.estimates import mean_of
 from experiments.jobs import JobFailed, Tell, clean_environ, ended_in_time, mpiexec, started, verdict_of
 from experiments.pacing.paced_job import JobSpec, specs_json
 from experiments.pages import ROOT, listed, machine, minutes, page, table, today
 from hpcpace.core.rundir import RunDirectory
 from hpcpace.lab.lab import Lab
-from hpcpace.metrics.resampling import Estimate, mean_of
+from hpcpace.metrics.resampling import Estimate
 
 
 class Effort(StrEnum):

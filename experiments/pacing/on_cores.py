@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 
+from analysis.library.estimates import mean_of
 from analysis.library.simulation import ParametricNoise, SimulatedJob, simulate
 from experiments.jobs import Tell
 from experiments.pacing import experiment
 from experiments.pacing.paced_job import JobSpec
-from hpcpace.metrics.resampling import mean_of
 from hpcpace.pace.trial import TrialOutcome
 
 NUM_CORES = len(os.sched_getaffinity(0))

@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from analysis.library.estimates import mean_of
 from analysis.library.paced_jobs import Target
 from analysis.library.pacing import read_published_pacing
 from experiments.jobs import Rows, Tell, commit, teller
@@ -32,7 +33,7 @@ from hpcpace.core.errors import HpcpaceError
 from hpcpace.lab.fabric import shape
 from hpcpace.lab.lab import Lab
 from hpcpace.lab.settings import LabConfig
-from hpcpace.metrics.resampling import Estimate, mean_of
+from hpcpace.metrics.resampling import Estimate
 
 MAX_RANKS_PER_CORE = 8
 """More ranks wait for cores in each collective, although their work is a sleep."""

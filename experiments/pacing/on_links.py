@@ -6,12 +6,13 @@ from dataclasses import replace
 
 import numpy as np
 
+from analysis.library.estimates import mean_of
 from experiments.jobs import Tell
 from experiments.pacing import experiment
 from experiments.pacing.paced_job import JobSpec
 from hpcpace.lab.lab import Lab
 from hpcpace.lab.settings import LabConfig
-from hpcpace.metrics.resampling import Estimate, mean_of
+from hpcpace.metrics.resampling import Estimate
 
 RATE = "50mbit"
 TURN_STEPS = {experiment.Effort.FULL: 140, experiment.Effort.TRY: 70}

@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from analysis.library.estimates import share_of
 from experiments.jobs import Tell
 from experiments.pacing.experiment import Claim, Effort, Experiment, Finding, notes
-from hpcpace.metrics.resampling import Estimate, share_of
+from hpcpace.metrics.resampling import Estimate
 from hpcpace.pace.settings import PaceSettings
 from hpcpace.pace.trial import POWER, Trial, TrialOutcome, TrialResult
 from hpcpace.trace.schema import PaceArm

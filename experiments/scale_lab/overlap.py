@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from experiments.options import command_line
 from hpcpace.diagnosis.summary import Overlap
 from hpcpace.metrics.growth import maximum_weights
-from hpcpace.runs.scaling.law import predict
+from hpcpace.runs.scaling.result import predict
 from hpcpace.runs.scaling.samples import Sample
 from hpcpace.runs.scaling.sizes import series_of
 

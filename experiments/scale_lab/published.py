@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpcpace.runs.scaling.law import obstacle, predict
+from hpcpace.runs.scaling.result import obstacle, predict
 from hpcpace.runs.scaling.samples import Sample
 from hpcpace.runs.scaling.sizes import series_of
 

@@ -25,11 +25,13 @@ from typing import Any
 
 import hpcpace
 from hpcpace.audit.collect_hardware import collect_hardware, collect_net, collect_rdma, read_aer, read_counters
-from hpcpace.audit.collect_host import collect_gpus, collect_kernel, collect_rank
-from hpcpace.audit.collect_load import (
+from hpcpace.audit.collect_host import (
     WINDOW_S,
+    collect_gpus,
+    collect_kernel,
     collect_load,
     collect_memory,
+    collect_rank,
     collect_time_sync,
     is_busy,
     read_load,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from hpcpace.batch.job import LAYOUTS, BatchJob, audit_only, prepare_job
+from hpcpace.batch.job import LAYOUTS, BatchJob, audit_only, prepare_job, run_series, train
 from hpcpace.batch.launch import program_path
 from hpcpace.cli.commands import Command
 from hpcpace.cli.options import option
@@ -112,13 +112,8 @@ def _kind(words: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
 
 
 def _run(job: BatchJob, kind: str, rest: tuple[str, ...], layout: str) -> int:
-    # The report of a study and of a run needs more of the package than an audit.
     if kind == "audit":
         return audit_only(job, rest)
     if kind == "study series":
-        from hpcpace.batch.training import run_series
-
         return run_series(job, rest)
-    from hpcpace.batch.training import train
-
     return train(job, layout, [kind.split()[1], *rest])

@@ -24,6 +24,7 @@ from hpcpace.studies.jobs import (
     ScalingFolder,
     pacing_jobs,
     results,
+    run_series,
     scaling_runs,
 )
 from hpcpace.studies.setups import (
@@ -183,8 +184,6 @@ def series(study: Path, layout: str) -> None:
 
     Start it with srun or mpiexec, once per rank.
     """
-    from hpcpace.studies.series import run_series
-
     sys.exit(run_series(StudyFolder(study), parse_layout(layout)))
 
 

@@ -37,7 +37,7 @@ from hpcpace.diagnosis.topics.cores import core_figures, rank_figures
 from hpcpace.diagnosis.topics.gpus import device_figures
 from hpcpace.diagnosis.topics.pipeline import PipelineThresholds
 from hpcpace.diagnosis.verdict import Diagnosis, Obstacle, audit_remarks, near_misses, remarks_of, verdict_of
-from hpcpace.metrics.extrapolation import TransferTerm
+from hpcpace.metrics.growth import TransferTerm
 from hpcpace.metrics.links import GroupTransfers
 from hpcpace.metrics.steps import throughput
 from hpcpace.topology.switch_tree import place_traces

@@ -20,8 +20,8 @@ from hpcpace.core.thresholds import ThresholdValues
 from hpcpace.diagnosis.devices import LEAST_COLUMN, SINCE_COLUMN, is_on_device
 from hpcpace.diagnosis.evidence import Evidence, TimedTraces, blocks_of_steps, evidence_of
 from hpcpace.metrics import Bools, Bytes, Floats, Ints
+from hpcpace.metrics.arrivals import clock_offsets_ns
 from hpcpace.metrics.common_clock import reference_times
-from hpcpace.metrics.device_clocks import clock_offsets_ns
 from hpcpace.metrics.operations import MESSAGES, is_one_of
 from hpcpace.metrics.pass_work import Passes, PassWork, stretches_gain, without_stretches
 from hpcpace.metrics.roles import DataVariation, data_variation

@@ -46,7 +46,6 @@ from hpcpace.metrics.flow_figures import (
     foreign_on_links,
 )
 from hpcpace.metrics.flow_job import FlowLimits, FlowThresholds
-from hpcpace.metrics.flow_links import locate_by_flows
 from hpcpace.metrics.flows import Flows
 from hpcpace.metrics.host_waits import HostPaceThresholds, cpus_of
 from hpcpace.metrics.hotspots import Hotspot, HotspotThresholds, delay_hotspots
@@ -54,6 +53,7 @@ from hpcpace.metrics.link_faults import (
     Stretch,
     StretchThresholds,
     in_stretches,
+    locate_by_flows,
     select_flows,
     slow_stretches,
     within,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from hpcpace.core.records import dataclass
-from hpcpace.metrics.overlap import Overlap as Overlap
+from hpcpace.metrics.communication import Overlap as Overlap
 
 RateSource = Literal["device", "tc", ""]
 

@@ -22,8 +22,8 @@ from hpcpace.diagnosis.plot_data import Bandwidth, CoreTimes, HostClock, Lane, M
 from hpcpace.diagnosis.summary import Jitter
 from hpcpace.diagnosis.within_steps import divide_operations
 from hpcpace.metrics import Bools, Bytes, Floats, Ints
-from hpcpace.metrics.bandwidth import bus_factors, bytes_per_s
 from hpcpace.metrics.common_clock import CommonClock
+from hpcpace.metrics.communication import bus_factors, bytes_per_s
 from hpcpace.metrics.links import GroupTransfers, TransferMatrix, leaf_matrix, node_matrix
 from hpcpace.metrics.phase_cores import PARTS
 from hpcpace.metrics.phases import Part, parts_of_steps, without_waits

@@ -23,8 +23,8 @@ from hpcpace.diagnosis.plot_source import clock_errors_ns
 from hpcpace.diagnosis.within_steps import held_up_by_rank
 from hpcpace.frames.columns import Columns, Texts, Values, nothing, texts_of
 from hpcpace.metrics import Bools, Bytes, Floats, Ints
-from hpcpace.metrics.bandwidth import bus_factors, bytes_per_s
 from hpcpace.metrics.common_clock import CommonClock, reference_times
+from hpcpace.metrics.communication import bus_factors, bytes_per_s
 from hpcpace.metrics.flows import Flows, InterfaceUse, counter_steps, in_window
 from hpcpace.metrics.operations import MESSAGES, is_one_of, op_name
 from hpcpace.metrics.phases import EXPOSED_TRANSFER, EXPOSED_WAIT, OWN_WORK, Part, without_waits

@@ -15,9 +15,9 @@ from operator import eq
 
 import numpy as np
 
-from hpcpace.core.components import strong_components
 from hpcpace.core.records import dataclass
 from hpcpace.hang.views import Call, Channel, JobView, RankView
+from hpcpace.metrics.topology import strong_components
 
 # Of these, members may finish while others have not come.
 _UNTIED = frozenset({"broadcast", "scatter", "reduce", "gather", "send", "recv"})

@@ -1,11 +1,17 @@
-"""Communication by kind: sums, durations and the share hidden behind other work, also of a run read in parts.
+"""Communication by kind: sums, durations, bandwidths and the share hidden behind work, also of a run read in parts.
 
 Only communication that blocks its caller costs time. A histogram keeps durations of a run that is read in parts. Its
-bins are at most a thousandth of their value wide, and so are the errors of median and 95th percentile.
+bins are at most a thousandth of their value wide, and so are the errors of median and 95th percentile. Bandwidths are
+those of nccl-tests (doc/PERFORMANCE.md): of an operation's algorithm, and of the bus that carries it.
+
+What is hidden behind work costs nothing, until it takes longer than the work beside it. So a job that grows needs to
+know how much more could be hidden: the work of a phase from its first hidden operation on, since operations of a phase
+are needed at its end at the latest.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import fields, replace
 from typing import Any
@@ -15,17 +21,20 @@ from numpy.typing import NDArray
 
 from hpcpace.core.pool import map_threads, run_threads
 from hpcpace.core.records import dataclass
-from hpcpace.metrics import Bools, Floats, Ints
+from hpcpace.core.text import NS_PER_S
+from hpcpace.metrics import Bools, Bytes, Floats, Ints
 from hpcpace.metrics.kernels import checked, library
 from hpcpace.metrics.matching import Matching
-from hpcpace.metrics.operations import Operations, op_name
+from hpcpace.metrics.operations import MESSAGES, Operations, is_one_of, op_name
+from hpcpace.metrics.pass_work import Passes
 from hpcpace.metrics.phases import CoveredTime
+from hpcpace.metrics.steps import columns_of
 from hpcpace.metrics.waits import Waits
-from hpcpace.trace.schema import Op
+from hpcpace.trace.schema import Op, Phase
 
 _BLOCK_ROWS = 1 << 18  # speed: rows that fit into the cache of a core
 _MAX_TOTAL = 1 << 60  # format: sums of damaged times may not fit into int64; they are clipped
-_OP_BITS = 8  # format: of an operation in the number of its kind
+_OP_BITS = 8  # format: of an operation in a number that combines it with its kind, or with phase and place
 _OP_MASK = (1 << _OP_BITS) - 1
 _SHOWN_QUANTILES = (0.5, 0.95)  # display: of durations
 
@@ -298,3 +307,176 @@ def overlap_share(under_way_ns: Floats, exposed_ns: Floats) -> float | None:
     if not some.any():
         return None
     return float(np.clip(1 - exposed_ns[some] / under_way_ns[some], 0.0, 1.0).mean())
+
+
+_ROUNDS = {
+    **dict.fromkeys((Op.ALL_GATHER, Op.REDUCE_SCATTER, Op.ALL_TO_ALL, Op.GATHER, Op.SCATTER), 1.0),
+    Op.ALL_REDUCE: 2.0,
+}
+"""How often a rank passes on the parts of all others."""
+_NUM_CODES = 256  # format: codes of operations, a byte
+_WHOLE = (Op.BROADCAST, Op.REDUCE, Op.SEND, Op.RECV)
+"""Operations that pass the whole content over each link once."""
+
+
+def bus_factors(op: Bytes, num_ranks: Ints) -> Floats:
+    """Return bus over algorithm bandwidth, float64, (num_operations,); NaN where there is none, as of a barrier.
+
+    Args:
+        op: operations, uint8, (num_operations,).
+        num_ranks: members of the group of each, int64, (num_operations,).
+    """
+    rounds, whole = np.full(_NUM_CODES, np.nan), np.full(_NUM_CODES, np.nan)
+    for one, count in _ROUNDS.items():
+        rounds[one] = count
+    whole[list(_WHOLE)] = 1.0
+    parts = (num_ranks - 1) / np.maximum(num_ranks, 1)
+    return np.where(np.isfinite(rounds[op]), rounds[op] * parts, whole[op])
+
+
+def bytes_per_s(size_bytes: Ints, transfer_ns: Floats) -> Floats:
+    """Return algorithm bandwidths, float64, (num_operations,); NaN where nothing was sent or the time is not known.
+
+    Args:
+        size_bytes: content of each operation, (num_operations,).
+        transfer_ns: how long it took once all that it needs had entered, (num_operations,).
+    """
+    is_known = (size_bytes > 0) & (transfer_ns > 0)
+    return np.where(is_known, size_bytes * float(NS_PER_S) / np.where(is_known, transfer_ns, 1.0), np.nan)
+
+
+NO_PHASE = -1
+"""Of operations that begin in none of the passes."""
+LEAST_HIDDEN = 0.1
+"""Statistics: share of a transfer from which it counts as hidden, as times are kept to 256 ns."""
+
+
+def union_ns(begins_ns: NDArray[Any], ends_ns: NDArray[Any]) -> float:
+    """Return the length of the union of intervals, (num_intervals,) each."""
+    order = np.argsort(begins_ns, kind="stable")
+    begins_ns, ends_ns = begins_ns[order], np.maximum.accumulate(ends_ns[order])
+    free_from_ns = np.concatenate([begins_ns[:1], ends_ns[:-1]])
+    return float(np.maximum(ends_ns - np.maximum(begins_ns, free_from_ns), 0).sum())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Overlap:
+    """Transfers of one kind that begin in one phase; times are means of a rank's step in nanoseconds.
+
+    Attributes:
+        phase: name of the phase, lower case; empty for what begins in none.
+        op: name of the operation.
+        is_across: whether the members of its groups are on several nodes.
+        transfer_ns: all transfers.
+        exposed_ns: of these, what blocked its rank.
+        window_ns: own work of the phase from its first operation on of which something was hidden, the same for all
+            operations of a phase; 0 where nothing was.
+    """
+
+    phase: str
+    op: str
+    is_across: bool
+    transfer_ns: float
+    exposed_ns: float
+    window_ns: float
+
+
+def overlap_of(
+    operations: Operations,
+    transfer_ns: Ints,
+    passes: Sequence[Passes],
+    held_up: Sequence[tuple[Ints, Ints]],
+    *,
+    ranks: Sequence[int],
+    step: Ints,
+    node: Ints,
+) -> list[Overlap]:
+    """Return how much of the transfers of each phase and kind was hidden, the longest first.
+
+    A transfer is the end of its operation: transfer_ns before its exit. It blocks its rank in the last `blocked`
+    nanoseconds before the exit, and in `held_up`; the rest is hidden. Messages of pipelines are left out.
+
+    Args:
+        operations: rows of all ranks, ordered by rank.
+        transfer_ns: of each row, int64, (num_operations,).
+        passes: of each of `ranks`, on the clock of the operations.
+        held_up: begin and end of the waits of each rank that no operation has, as inside torch, on the same clock.
+        ranks: ascending; others are left out.
+        step: numbers of the steps, ascending, int64, (num_steps,).
+        node: of each of `ranks`, int64, (num_ranks,).
+    """
+    is_used = (columns_of(step, operations.step) >= 0) & ~is_one_of(operations.op, MESSAGES)
+    node_of = dict(zip(ranks, node.tolist(), strict=True))
+    across = np.array([len({node_of.get(rank, -1) for rank in group.ranks}) > 1 for group in operations.groups], bool)
+    across = np.append(across, False)  # of an unknown group, -1
+    sums: dict[int, Floats] = defaultdict(lambda: np.zeros(2))
+    windows: dict[int, float] = defaultdict(float)
+    edges = np.searchsorted(operations.rank, ranks, side="left"), np.searchsorted(operations.rank, ranks, side="right")
+    for index, (low, high) in enumerate(zip(*(edge.tolist() for edge in edges), strict=True)):
+        rows = low + np.flatnonzero(is_used[low:high])
+        if not len(rows):
+            continue
+        one = _RankRows.of(operations, transfer_ns, rows, passes[index], held_up[index])
+        code = (one.phase + 1) << (_OP_BITS + 1) | across[operations.group[rows]] << _OP_BITS | operations.op[rows]
+        for number in np.unique(code).tolist():
+            own = code == number
+            sums[number] += [float(transfer_ns[rows[own]].sum()), float(one.exposed_ns[own].sum())]
+        for kind, window_ns in one.windows(passes[index], operations.enter_ns[rows], transfer_ns[rows]):
+            windows[kind] += window_ns
+    num_cells = max(len(ranks) * len(step), 1)
+    found = [
+        Overlap(
+            phase=Phase(kind).name.lower() if (kind := (number >> (_OP_BITS + 1)) - 1) >= 0 else "",
+            op=op_name(number & ((1 << _OP_BITS) - 1)),
+            is_across=bool(number >> _OP_BITS & 1),
+            transfer_ns=float(total) / num_cells,
+            exposed_ns=float(exposed) / num_cells,
+            window_ns=windows[kind] / num_cells,
+        )
+        for number, (total, exposed) in sums.items()
+    ]
+    return sorted(found, key=lambda one: -one.transfer_ns)
+
+
+def _outermost(passes: Passes) -> Ints:
+    """Return the passes that lie in no other one, ascending: a forward pass may be computed again in backward."""
+    order = np.lexsort((-passes.end_ns, passes.begin_ns))
+    until_ns = np.maximum.accumulate(np.append(np.iinfo(np.int64).min, passes.end_ns[order]))[:-1]
+    return np.asarray(order[passes.end_ns[order] > until_ns], np.int64)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _RankRows:
+    """Rows of one rank: the pass that each begins in or -1, the kind of that pass, and what of it blocked the rank."""
+
+    number: Ints
+    phase: Ints
+    exposed_ns: Ints
+    blocked: CoveredTime
+
+    @classmethod
+    def of(
+        cls, operations: Operations, transfer_ns: Ints, rows: Ints, passes: Passes, held_up: tuple[Ints, Ints]
+    ) -> _RankRows:
+        enter_ns, exit_ns = operations.enter_ns[rows], operations.exit_ns[rows]
+        blocked_ns = np.maximum(exit_ns - operations.blocked_ns[rows], enter_ns)
+        blocked = CoveredTime.of(np.append(blocked_ns, held_up[0]), np.append(exit_ns, held_up[1]))
+        exposed_ns = blocked.inside_ns(exit_ns - transfer_ns[rows], exit_ns)
+        order = _outermost(passes)
+        place = np.searchsorted(passes.begin_ns[order], enter_ns, side="right") - 1
+        number = np.append(order, -1)[place] if len(order) else np.full(len(rows), -1)
+        number = np.where((place >= 0) & (enter_ns <= np.append(passes.end_ns, 0)[number]), number, -1)
+        phase = np.append(passes.kind, NO_PHASE)[number]
+        return cls(number=number, phase=phase, exposed_ns=exposed_ns, blocked=blocked)
+
+    def windows(self, passes: Passes, enter_ns: Ints, transfer_ns: Ints) -> list[tuple[int, float]]:
+        """Return the kind of each pass that hides something, and its own work from there on."""
+        is_hidden: Bools = (self.exposed_ns < (1 - LEAST_HIDDEN) * transfer_ns) & (self.number >= 0)
+        if not is_hidden.any():
+            return []
+        first_ns = np.full(len(passes.kind), np.iinfo(np.int64).max)
+        np.minimum.at(first_ns, self.number[is_hidden], enter_ns[is_hidden])
+        used = np.unique(self.number[is_hidden])
+        begin_ns, end_ns = first_ns[used], passes.end_ns[used]
+        window_ns = np.maximum(end_ns - begin_ns - self.blocked.inside_ns(begin_ns, end_ns), 0)
+        return list(zip(passes.kind[used].tolist(), window_ns.tolist(), strict=True))

@@ -21,10 +21,18 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from hpcpace.core.compat import loader_iterator
 from hpcpace.observe.guest import Replacements, leave_out_own_frames
-from hpcpace.observe.optimizers import OptimizerKey, Optimizers, ReplacedSteps, name_of
-from hpcpace.observe.samples import BatchSizes, ParameterProbe, has_scalar
 from hpcpace.observe.steps import StepFinder
-from hpcpace.observe.training_calls import BackwardPasses, ModuleCalls
+from hpcpace.observe.training_calls import (
+    BackwardPasses,
+    BatchSizes,
+    ModuleCalls,
+    OptimizerKey,
+    Optimizers,
+    ParameterProbe,
+    ReplacedSteps,
+    has_scalar,
+    name_of,
+)
 from hpcpace.trace.recorder import PhaseEnded, Recorder
 from hpcpace.trace.schema import OTHER_WITHOUT_GRADIENTS, Phase, StepFlag
 

@@ -20,9 +20,8 @@ from hpcpace.core.rundir import NUM_OURS_OF_TRACES, Attempt, RunDirectory
 from hpcpace.core.text import plural
 from hpcpace.observe.alarm import Alarm
 from hpcpace.observe.clock_thread import ClockThread
-from hpcpace.observe.collectives.observer import CollectiveObserver
+from hpcpace.observe.collectives.observer import CollectiveObserver, CompiledObserver, SwitchedCollectives, find_layer
 from hpcpace.observe.collectives.operations import GroupNumbers
-from hpcpace.observe.collectives.switched import CompiledObserver, SwitchedCollectives, find_layer
 from hpcpace.observe.device.layer import DeviceLayer, find_device
 from hpcpace.observe.ends import (
     AbortTrap,
@@ -36,7 +35,7 @@ from hpcpace.observe.ends import (
     places_of,
     termination_held,
 )
-from hpcpace.observe.exporters import Exporters
+from hpcpace.observe.exporters import Exporters, MeasureParts, StepFigures
 from hpcpace.observe.guest import Warner
 from hpcpace.observe.hang_snapshot import Operations, operations, training_stack
 from hpcpace.observe.host.connections import FlowSampler, OwnConnections
@@ -48,7 +47,6 @@ from hpcpace.observe.node_local import place_on_node
 from hpcpace.observe.pacing import Pacer
 from hpcpace.observe.phases import PhaseObserver
 from hpcpace.observe.settings import ClockConfig, HangConfig, MetricsConfig, TraceConfig
-from hpcpace.observe.step_figures import MeasureParts, StepFigures
 from hpcpace.observe.steps import StepFinder
 from hpcpace.observe.switching import NO_SIGNAL, OrderFile, OrderSignal, find_switching
 from hpcpace.observe.update_patterns import StepSource

@@ -26,14 +26,22 @@ from hpcpace.core.errors import ClockSyncError, WorldError
 from hpcpace.core.rundir import Attempt, RunDirectory
 from hpcpace.core.settings import OPTED_OUT_LINE, is_opted_out, unknown_sentence, unknown_variables
 from hpcpace.observe.card import Card, print_on_stderr
-from hpcpace.observe.coordination import Attendance, NotEveryRank, coordinate
 from hpcpace.observe.ends import error_in_flight
+from hpcpace.observe.exporters import MeasureParts
 from hpcpace.observe.guest import Warner
-from hpcpace.observe.joined import JoinedRank, SessionSettings, find_rank, resolved_config, shared_settings
+from hpcpace.observe.joined import (
+    Attendance,
+    JoinedRank,
+    NotEveryRank,
+    SessionSettings,
+    coordinate,
+    find_rank,
+    resolved_config,
+    shared_settings,
+)
 from hpcpace.observe.pacing import OpenPacing, Pacer
 from hpcpace.observe.recording import Recording
 from hpcpace.observe.settings import ClockConfig, ProbeConfig, TraceConfig
-from hpcpace.observe.step_figures import MeasureParts
 from hpcpace.observe.steps import InferredSteps, StepFinder, StepFrom
 from hpcpace.trace.recorder import NullRecorder
 from hpcpace.trace.schema import StepFlag

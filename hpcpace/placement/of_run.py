@@ -38,8 +38,7 @@ from hpcpace.placement.assign import (
     switches_above,
     volumes,
 )
-from hpcpace.placement.gain import StepGain, predicted_gain
-from hpcpace.placement.traffic import traffic_per_step
+from hpcpace.placement.gain import StepGain, predicted_gain, traffic_per_step
 from hpcpace.runs.measured import without_folders
 
 

@@ -20,7 +20,7 @@ from hpcpace.diagnosis.judged import JudgedAttempt
 from hpcpace.frames.columns import Columns, Texts
 from hpcpace.frames.run import Run
 from hpcpace.metrics import Floats
-from hpcpace.metrics.overlap import union_ns
+from hpcpace.metrics.communication import union_ns
 from hpcpace.metrics.phases import Part
 from hpcpace.metrics.resampling import MIN_STEPS
 from hpcpace.planning.engine import Job

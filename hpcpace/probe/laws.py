@@ -15,7 +15,7 @@ import numpy as np
 from hpcpace.core.records import dataclass
 from hpcpace.core.text import listed
 from hpcpace.metrics import Floats, Ints
-from hpcpace.metrics.extrapolation import Algorithm, TransferTerm
+from hpcpace.metrics.growth import Algorithm, TransferTerm
 from hpcpace.metrics.special import nonnegative_least_squares
 from hpcpace.probe.record import MAX_PIECES, LatencyLaw, LawPiece
 
@@ -25,7 +25,7 @@ _MAX_NAMED = 16
 def transfer_term(
     laws: Sequence[LatencyLaw], calls: Sequence[tuple[str, float, float]], *, num_nodes: int, transfer_ns: float
 ) -> TransferTerm | None:
-    """Return how the transfer of a step grows with nodes, for `hpcpace.metrics.extrapolation.extrapolate`.
+    """Return how the transfer of a step grows with nodes, for `hpcpace.metrics.growth.extrapolate`.
 
     The operation with the most transfer decides between ring and tree: of both forms, the one that fits its laws over
     numbers of hosts with the smaller squared relative error; a ring where it has laws of fewer than three.

@@ -22,9 +22,17 @@ from hpcpace.core.environment import host_identity, process_environ
 from hpcpace.core.errors import WorldError
 from hpcpace.core.records import dataclass
 from hpcpace.core.text import format_duration, format_rate, listed, printable
-from hpcpace.probe.pair_network import PairResult, PairResults, Round, SlowLinks, pair_network
+from hpcpace.probe.pair_network import (
+    MIN_LATENCY_TESTS,
+    MIN_TESTS,
+    PairResult,
+    PairResults,
+    Round,
+    SlowLinks,
+    pair_network,
+    search_slow_links,
+)
 from hpcpace.probe.pair_player import Listener, Meeting, PairPlayer, RoundPlan, RoundTimes, Seat, reachable
-from hpcpace.probe.pair_search import MIN_LATENCY_TESTS, MIN_TESTS, search_slow_links
 from hpcpace.probe.record import BisectionRow, LinkFinding, PairRow, PairsRecord, ProbedHost, ProbeRecord
 from hpcpace.probe.world import ProbeWorld
 from hpcpace.world.deadline import Deadline

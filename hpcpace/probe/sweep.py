@@ -27,7 +27,7 @@ from hpcpace.core.compat import c10d
 from hpcpace.core.records import dataclass
 from hpcpace.core.text import NS_PER_S, format_bytes
 from hpcpace.metrics import Floats
-from hpcpace.metrics.bandwidth import bus_factors
+from hpcpace.metrics.communication import bus_factors
 from hpcpace.probe.laws import fit_law
 from hpcpace.probe.record import LatencyLaw, ProbedHost, ProbeRecord, RankSkew, SweepRow
 from hpcpace.probe.start import bus_limit
@@ -208,7 +208,7 @@ class Operation:
     received_parts: bool = False
 
     def bus_factor(self, num_ranks: int) -> float:
-        """Return busbw over algbw; see `hpcpace.metrics.bandwidth`."""
+        """Return busbw over algbw; see `hpcpace.metrics.communication`."""
         op = Op.SEND if self.name == "send_recv" else Op[self.name.upper()]
         return float(bus_factors(np.array([op], np.uint8), np.array([num_ranks]))[0])
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcpace.core.records import dataclass
-from hpcpace.metrics.overlap import union_ns
+from hpcpace.metrics.communication import union_ns
 from hpcpace.trace.journal import JournalTail, Tail
 from hpcpace.trace.schema import Op, PaceArm, Phase, StepFlag, TraceHeader
 

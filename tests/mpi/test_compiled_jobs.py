@@ -12,7 +12,7 @@ import pytest
 from cases import only_nightly
 
 from hpcpace.core.rundir import open_run
-from hpcpace.observe.collectives.switched import find_layer
+from hpcpace.observe.collectives.observer import find_layer
 from hpcpace.trace.reader import read_trace
 
 PROGRAM = Path(__file__).with_name("compiled_program.py")

@@ -11,7 +11,7 @@ from cases import only_nightly
 
 from hpcpace.core.rundir import open_run
 from hpcpace.diagnosis.analyze import examine
-from hpcpace.observe.collectives.switched import find_layer
+from hpcpace.observe.collectives.observer import find_layer
 from hpcpace.trace.attempt_reader import read_attempt
 from hpcpace.trace.reader import read_trace
 from hpcpace.trace.schema import ExitKind, Op

@@ -11,7 +11,7 @@ import pytest
 from buffers_program import AWAITED_BYTES, BUFFERS_BYTES, LATE_S, NUM_STEPS
 
 from hpcpace.core.rundir import open_run
-from hpcpace.observe.collectives.switched import find_layer
+from hpcpace.observe.collectives.observer import find_layer
 from hpcpace.trace.reader import read_trace
 from hpcpace.trace.schema import ExitKind, Op
 

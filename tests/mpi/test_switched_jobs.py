@@ -15,7 +15,7 @@ from hpcpace.core.rundir import open_run
 from hpcpace.diagnosis.evidence import rank_operations, timed_traces
 from hpcpace.metrics.matching import match
 from hpcpace.metrics.operations import gather_operations
-from hpcpace.observe.collectives.switched import find_layer
+from hpcpace.observe.collectives.observer import find_layer
 from hpcpace.trace.reader import RankTrace, read_trace
 from hpcpace.trace.schema import EventKind, ExitKind, StepFlag
 

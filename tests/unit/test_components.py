@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hpcpace.core.components import strong_components
+from hpcpace.metrics.topology import strong_components
 
 
 def test_components_are_the_vertices_that_reach_each_other() -> None:

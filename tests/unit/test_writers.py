@@ -12,7 +12,7 @@ from cases import each_case
 ROOT = Path(__file__).parents[2]
 WRITERS = re.compile(r"hpcpace/(core/files\.py|trace/.*|train/checkpoint\w*\.py|lab/.*|observe/node_local\.py)")
 KERNEL_FILES = {
-    ("hpcpace/studies/series.py", "_CLEAR_REFS.write_text"),
+    ("hpcpace/studies/jobs.py", "_CLEAR_REFS.write_text"),
     ("hpcpace/cli/run_card.py", "_OOM_SCORE.write_text"),
 }
 """Files of /proc take what is written in place only."""

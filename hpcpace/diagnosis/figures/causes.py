@@ -35,8 +35,16 @@ from hpcpace.metrics.amplification import (
 )
 from hpcpace.metrics.arrivals import ArrivalThresholds, suspected_clocks
 from hpcpace.metrics.critical_path import ideal_bubble, microbatches, pipeline_bubble
-from hpcpace.metrics.extrapolation import PredictionThresholds, Refusal, TransferTerm, extrapolate
-from hpcpace.metrics.growth import GrowthCurve, NullModel, null_model, work_growth
+from hpcpace.metrics.growth import (
+    GrowthCurve,
+    NullModel,
+    PredictionThresholds,
+    Refusal,
+    TransferTerm,
+    extrapolate,
+    null_model,
+    work_growth,
+)
 from hpcpace.metrics.kernels import grouped_medians
 from hpcpace.metrics.operations import op_name, synchronises
 from hpcpace.metrics.pass_work import even_gain, even_stages

@@ -32,9 +32,8 @@ from hpcpace.diagnosis.summary import (
     World,
 )
 from hpcpace.metrics import Floats, Ints
-from hpcpace.metrics.communication import overlap_share
+from hpcpace.metrics.communication import Overlap, overlap_of, overlap_share
 from hpcpace.metrics.hotspots import Hotspot
-from hpcpace.metrics.overlap import Overlap, overlap_of
 from hpcpace.metrics.phases import BUSY, EXPOSED_TRANSFER, EXPOSED_WAIT, OWN_WORK, Part, share_of, without_waits
 from hpcpace.metrics.plausibility import Alternation, CountThresholds, num_far_shorter
 from hpcpace.metrics.resampling import Estimate, block_means, log_error

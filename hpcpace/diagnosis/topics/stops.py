@@ -1,6 +1,7 @@
-"""Ranks that did not run for some time: stopped by a signal, frozen with their cgroup or host, suspended, swapped out.
+"""What hosts did to ranks: stops by a signal, with a cgroup or host, by a suspend or swapping; and memory that grows.
 
-The others wait for them in the next collective, so a single stop may cost more than anything that recurs.
+The others wait for a stopped rank in the next collective, so a single stop may cost more than anything that recurs.
+Memory that grows step by step costs nothing until none is left.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ from hpcpace.diagnosis.finding import (
     rank_culprit,
     shortened,
 )
-from hpcpace.diagnosis.stops import SeenStop, StopScope
+from hpcpace.diagnosis.stops import GrowingMemory, SeenStop, StopScope
 from hpcpace.diagnosis.summary import Culprit, Mode
 from hpcpace.metrics.stops import StopThresholds
 
-_MAX_SHOWN = 4  # display: stops that have a sentence
+_MAX_SHOWN = 4  # display: stops, and ranks whose memory grows, that have a sentence
 _SURE = 0.99  # statistics: a gap of samples without processor time is no matter of chance
 _NOT_SURE = 0.7  # statistics: a call that keeps Python's lock looks alike in older traces
 
@@ -209,3 +210,103 @@ def long_step(case: Case) -> str:
         f"{who} took {format_duration(excess + usual)} in step {panels.step[column]}, and {format_duration(usual)} "
         "usually; without samples of its host, whether it computed, waited or was stopped is not known"
     )
+
+
+_GROWS_SURELY = 0.9  # statistics: a cache that fills during all of a run looks alike
+_UNITS = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))  # format: units
+_MIN_OF_UNIT = 0.95  # display: 1,000 KiB are 0.977 MiB
+_MINUTE_S, _HOUR_S, _DAY_S = 60, 3600, 86_400  # format: units
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryEvidence(Evidence):
+    """Ranks whose memory grows steadily.
+
+    Attributes:
+        growing: the ranks, the fastest growing first.
+        bytes_per_step: by how much that of the first one grows.
+        last_bytes: what it has at the end of the used steps.
+        full_step: the step in which the memory of its host or cgroup is used up at the latest; -1 where unknown.
+        num_growing: how many grow.
+    """
+
+    mode: ClassVar[str] = Mode.MEMORY
+    needs_no_others: ClassVar[bool] = True
+    has_own_cause: ClassVar[bool] = True
+    growing: tuple[GrowingMemory, ...]
+    bytes_per_step: float
+    last_bytes: float
+    full_step: int
+    num_growing: int
+
+    @property
+    def variety(self) -> str:
+        """Whose memory it is."""
+        return "device" if self.growing[0].is_of_device else "process"
+
+    def words(self, said: Said) -> FindingWords:
+        """Return the finding in words."""
+        first = self.growing[0]
+        ranks = tuple(each.rank for each in self.growing)
+        is_all = len(ranks) == len(said.hosts) and len(ranks) > 1
+        who = f"all {len(ranks)} ranks" if is_all else first_ranks(ranks, said.hosts)
+        what = "device memory" if first.is_of_device else "memory"
+        up_to = "up to " if len(ranks) > 1 else ""
+        by = f"{up_to}{_size(first.bytes_per_step)} a step"
+        host = printable(said.hosts.get(first.rank, ""))
+        full = ""
+        if first.full_step >= 0:
+            full = f"; {_size(first.limit_bytes)} of {host} are full at step ~{first.full_step:,} at the latest"
+        sizes = [
+            f"rank {each.rank}: {_size(each.first_bytes)} to {_size(each.last_bytes)} in these steps"
+            for each in self.growing[:_MAX_SHOWN]
+        ]
+        in_time = [f"at this speed, that is in {_time(first.full_s)}"] if first.full_step >= 0 else []
+        files = ["pages of mapped files may be in it: this older trace does not tell"] if first.may_be_files else []
+        return FindingWords(
+            headline=f"memory grows: {what} of {who} by {by}{full}",
+            why="; ".join([*sizes, *in_time, *files, "it grows all the time, neither in jumps nor as a warm-up does"]),
+            next="look for what is kept from each step: losses that are added up without .item() or .detach(), lists, "
+            "caches"
+            + (
+                "; torch.cuda.memory._record_memory_history() shows who allocates"
+                if first.is_of_device
+                else "; tracemalloc or memray shows who allocates"
+            ),
+        )
+
+
+def _size(size_bytes: float) -> str:
+    unit, name = next((one for one in _UNITS if size_bytes >= _MIN_OF_UNIT * one[0]), _UNITS[-1])
+    size = size_bytes / unit
+    return f"{size:,.0f} {name}" if size >= 100 else f"{size:.3g} {name}"
+
+
+def _time(time_s: float) -> str:
+    for length_s, name in ((_DAY_S, "day"), (_HOUR_S, "hour"), (_MINUTE_S, "minute")):
+        if time_s >= 2 * length_s:
+            return plural(round(time_s / length_s), name)
+    return plural(round(time_s), "second")
+
+
+def find_growth(case: Case) -> list[DiagnosisFinding]:
+    """Return the ranks whose memory grows, as a finding for each kind of memory; it costs nothing until it is full."""
+    found = []
+    for is_of_device in (False, True):
+        growing = tuple(each for each in case.memory if each.is_of_device == is_of_device)
+        if not growing:
+            continue
+        first = growing[0]
+        evidence = MemoryEvidence(
+            growing=growing,
+            bytes_per_step=first.bytes_per_step,
+            last_bytes=first.last_bytes,
+            full_step=first.full_step,
+            num_growing=len(growing),
+        )
+        is_everywhere = len(growing) == len(case.panels.rank)
+        culprits = (
+            () if is_everywhere else tuple(rank_culprit(each.rank, 0.0, (0.0, 0.0), case.panels) for each in growing)
+        )
+        found.append(DiagnosisFinding(evidence=evidence, loss_share=0.0, confidence=_GROWS_SURELY, culprits=culprits))
+    return found

@@ -26,8 +26,7 @@ from typing import NamedTuple
 
 from hpcpace.core import netlink
 from hpcpace.core.records import dataclass
-from hpcpace.observe.host.counters import Device, read_devices
-from hpcpace.observe.host.kernel_counters import read_counter
+from hpcpace.observe.host.counters import Device, read_counter, read_devices
 from hpcpace.trace.schema import LinkState
 
 _SIOCETHTOOL, _GSET = 0x8946, 1

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from hpcpace.core.records import dataclass
 from hpcpace.core.text import format_duration, listed, percent, plural
-from hpcpace.metrics.overlap import LEAST_HIDDEN
+from hpcpace.metrics.communication import LEAST_HIDDEN
 from hpcpace.metrics.special import nonnegative_least_squares
 from hpcpace.runs.scaling.sizes import Series, Size
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcpace.audit.collect_load import LoadReading, collect_load, collect_memory, collect_time_sync, is_busy, read_load
+from hpcpace.audit.collect_host import LoadReading, collect_load, collect_memory, collect_time_sync, is_busy, read_load
 from hpcpace.audit.facts import Load, OtherProcesses, TimeSync
 from hpcpace.audit.findings import AuditFinding
 from hpcpace.audit.job import AuditedJob

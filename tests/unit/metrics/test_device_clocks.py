@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from known_runs import MS, known_run
 
-from hpcpace.metrics.device_clocks import clock_offsets_ns
+from hpcpace.metrics.arrivals import clock_offsets_ns
 from hpcpace.metrics.operations import ProcessGroup
 from hpcpace.trace.schema import ExitKind, Op
 

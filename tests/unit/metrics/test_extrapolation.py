@@ -5,7 +5,7 @@ import pytest
 from cases import each_case
 
 from hpcpace.metrics.amplification import split_work
-from hpcpace.metrics.extrapolation import (
+from hpcpace.metrics.growth import (
     Algorithm,
     Extrapolation,
     Refusal,

@@ -12,9 +12,8 @@ from scipy.stats import hypergeom
 from hpcpace.core.text import NS_PER_S
 from hpcpace.metrics.flow_figures import FlowFigures, FlowFindings, LinkCause, Usual, flow_figures
 from hpcpace.metrics.flow_job import FlowLimits
-from hpcpace.metrics.flow_links import _stall_chance
 from hpcpace.metrics.flows import Flows
-from hpcpace.metrics.link_faults import BETWEEN_SWITCHES
+from hpcpace.metrics.link_faults import BETWEEN_SWITCHES, _stall_chance
 from tests.simulated_links import LIMITS, SimulatedLinks, locate_by_flows, located, random_job, simulate
 
 EIGHT = SimulatedLinks(num_hosts=8, num_leaves=4)

@@ -3,8 +3,7 @@ from __future__ import annotations
 import numpy as np
 from cases import each_case
 
-from hpcpace.metrics.communication import overlap_share, under_way_ns
-from hpcpace.metrics.overlap import union_ns
+from hpcpace.metrics.communication import overlap_share, under_way_ns, union_ns
 
 
 @each_case(

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 import torch.distributed as dist
 
-from hpcpace.observe.collectives.observer import CollectiveObserver
-from hpcpace.observe.collectives.switched import CompiledObserver, find_layer
+from hpcpace.observe.collectives.observer import CollectiveObserver, CompiledObserver, find_layer
 from hpcpace.trace.schema import TABLES
 
 Observer = CollectiveObserver | CompiledObserver

@@ -8,9 +8,8 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 
-from hpcpace.observe.collectives.observer import CollectiveObserver
+from hpcpace.observe.collectives.observer import CollectiveObserver, CompiledObserver
 from hpcpace.observe.collectives.operations import operators
-from hpcpace.observe.collectives.switched import CompiledObserver
 from hpcpace.observe.device.clock import DeviceClock
 from hpcpace.observe.device.times import DeviceTimes
 from hpcpace.trace.schema import ExitKind, Op

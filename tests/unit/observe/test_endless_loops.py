@@ -19,9 +19,9 @@ from hpcpace.core.environment import rank_info
 from hpcpace.core.text import NS_PER_S
 from hpcpace.observe.guest import Warner
 from hpcpace.observe.launch.follower import Follower
-from hpcpace.observe.samples import _MAX_FETCHED, BatchSizes
 from hpcpace.observe.settings import TraceConfig
 from hpcpace.observe.steps import StepFinder, StepFrom
+from hpcpace.observe.training_calls import _MAX_FETCHED, BatchSizes
 from hpcpace.observe.update_patterns import Pattern, StepSource
 
 torch = pytest.importorskip("torch")

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcpace.observe.host.connections import Counters, Ends, FlowSampler, Reading
-from hpcpace.observe.host.kernel_counters import Throttling
+from hpcpace.observe.host.counters import Throttling
 from hpcpace.observe.recording import CounterThread
 
 S = 1_000_000_000

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcpace.observe.host.counters import HostCounters
-from hpcpace.observe.host.kernel_counters import Throttling
+from hpcpace.observe.host.counters import HostCounters, Throttling
 from hpcpace.trace.schema import TABLES
 
 SNMP = """Ip: Forwarding DefaultTTL

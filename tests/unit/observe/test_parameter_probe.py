@@ -10,7 +10,7 @@ from torch.distributed.tensor import Shard, distribute_module, distribute_tensor
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from hpcpace.observe.samples import ParameterProbe
+from hpcpace.observe.training_calls import ParameterProbe
 
 
 @pytest.fixture

@@ -15,8 +15,8 @@ from torch import nn
 import hpcpace
 from hpcpace.core.config import Config
 from hpcpace.core.environment import rank_info
-from hpcpace.observe.optimizers import MAX_FREE, Optimizers
 from hpcpace.observe.settings import TraceConfig
+from hpcpace.observe.training_calls import MAX_FREE, Optimizers
 
 SGD, Adam = torch.optim.SGD, torch.optim.Adam
 

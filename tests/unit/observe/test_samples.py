@@ -14,7 +14,7 @@ from cases import each_case
 from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from hpcpace.observe.samples import BatchSizes
+from hpcpace.observe.training_calls import BatchSizes
 
 _MODULE = torch.nn.ReLU()
 

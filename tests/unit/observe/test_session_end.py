@@ -15,8 +15,7 @@ from cases import each_case
 
 import hpcpace
 from hpcpace.observe.clock_thread import ClockThread
-from hpcpace.observe.collectives.observer import CollectiveObserver
-from hpcpace.observe.collectives.switched import CompiledObserver
+from hpcpace.observe.collectives.observer import CollectiveObserver, CompiledObserver
 from hpcpace.observe.phases import PhaseObserver
 from hpcpace.observe.recording import CounterThread
 from hpcpace.trace.attempt_reader import read_attempt

@@ -14,7 +14,7 @@ import torch
 
 import hpcpace
 from hpcpace.metrics.phases import Part, parts_of_steps
-from hpcpace.observe.step_figures import PART_NAMES, StepFigures
+from hpcpace.observe.exporters import PART_NAMES, StepFigures
 from hpcpace.trace.reader import read_trace
 from hpcpace.trace.recorder import RecentRows
 from hpcpace.trace.schema import DEVICE_TABLES, StepFlag, row_dtypes

@@ -19,9 +19,8 @@ from hpcpace.core.config import Config
 from hpcpace.core.detail import ALL_STEPS, Detail, DetailPlan, Order, parse_order
 from hpcpace.core.files import Folder
 from hpcpace.core.rundir import RunDirectory
-from hpcpace.observe.collectives.observer import CollectiveObserver
+from hpcpace.observe.collectives.observer import CollectiveObserver, CompiledObserver, SwitchedCollectives
 from hpcpace.observe.collectives.operations import GroupNumbers
-from hpcpace.observe.collectives.switched import CompiledObserver, SwitchedCollectives
 from hpcpace.observe.guest import Replacements
 from hpcpace.observe.settings import TraceConfig
 from hpcpace.observe.switching import NO_NOTICE, OrderFile, OrderSignal, Switching, find_switching

@@ -10,7 +10,7 @@ import pytest
 import hpcpace
 from hpcpace.core.errors import CannotTell
 from hpcpace.metrics import Floats
-from hpcpace.placement.traffic import MAX_RANKS, edges, traffic_per_step
+from hpcpace.placement.gain import MAX_RANKS, edges, traffic_per_step
 from library.volume import Operation, messages
 from tests.placed_run import PlacedRun, layout_operations
 

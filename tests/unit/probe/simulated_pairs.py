@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hpcpace.probe.pair_network import PairNetwork, PairResult, PairResults, Round
-from hpcpace.probe.pair_search import search_slow_links
+from hpcpace.probe.pair_network import PairNetwork, PairResult, PairResults, Round, search_slow_links
 
 HOST_RATE = 1.2e8
 LATENCY_NS = 20_000.0

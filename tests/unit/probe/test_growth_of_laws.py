@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from cases import each_case
 
-from hpcpace.metrics.extrapolation import Algorithm, extrapolated_transfer
+from hpcpace.metrics.growth import Algorithm, extrapolated_transfer
 from hpcpace.probe.laws import transfer_term
 from hpcpace.probe.record import LatencyLaw, LawPiece
 

@@ -4,8 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 
-from hpcpace.probe.pair_network import PairNetwork, PairResult, PairResults, Round, pair_network
-from hpcpace.probe.pair_search import MIN_TESTS, search_slow_links
+from hpcpace.probe.pair_network import (
+    MIN_TESTS,
+    PairNetwork,
+    PairResult,
+    PairResults,
+    Round,
+    pair_network,
+    search_slow_links,
+)
 from hpcpace.probe.pairs import link_findings
 from tests.unit.probe.simulated_pairs import HOST_RATE, SimulatedNetwork, healthy, network_of, searched
 

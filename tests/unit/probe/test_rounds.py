@@ -6,8 +6,14 @@ from collections import Counter
 
 from cases import each_case
 
-from hpcpace.probe.pair_network import Round, circle, loaded_rounds, rounds_across_leaves, rounds_within_leaves
-from hpcpace.probe.pair_search import first_rounds
+from hpcpace.probe.pair_network import (
+    Round,
+    circle,
+    first_rounds,
+    loaded_rounds,
+    rounds_across_leaves,
+    rounds_within_leaves,
+)
 from tests.unit.probe.simulated_pairs import network_of
 
 

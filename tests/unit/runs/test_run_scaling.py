@@ -16,8 +16,7 @@ from hpcpace.core.errors import CannotTell, UsageError
 from hpcpace.metrics.run_difference import PRIOR_CV
 from hpcpace.probe.record import LawPiece
 from hpcpace.runs.load import read_csv
-from hpcpace.runs.scaling.law import predict
-from hpcpace.runs.scaling.result import COLUMNS, Band, band, rows_of, scaling_of
+from hpcpace.runs.scaling.result import COLUMNS, Band, band, predict, rows_of, scaling_of
 from hpcpace.runs.scaling.samples import PARTS, Sample, sample_of_line, sample_of_run
 from hpcpace.runs.scaling.sizes import Kind, series_of
 from library.published import read_published

@@ -12,8 +12,7 @@ from probe_sample import made_probe
 from sample_runs import MS, sample_run
 
 from hpcpace.report.sections.history import scaling_headline
-from hpcpace.runs.scaling.law import Knee, predict
-from hpcpace.runs.scaling.result import Scaling, scaling_of
+from hpcpace.runs.scaling.result import Knee, Scaling, predict, scaling_of
 from hpcpace.runs.scaling.samples import PARTS, Sample, jitter_growth, least_work
 from hpcpace.runs.scaling.sizes import series_of
 

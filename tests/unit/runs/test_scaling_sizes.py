@@ -14,8 +14,7 @@ from hpcpace.core.errors import CannotTell
 from hpcpace.metrics.run_difference import MIN_CV
 from hpcpace.runs.load import read_csv
 from hpcpace.runs.scaling import result
-from hpcpace.runs.scaling.law import Predicted, predict
-from hpcpace.runs.scaling.result import scaling_of
+from hpcpace.runs.scaling.result import Predicted, predict, scaling_of
 from hpcpace.runs.scaling.samples import Sample, sample_of_line
 from hpcpace.runs.scaling.sizes import Kind, series_of
 

@@ -12,8 +12,9 @@ from cases import each_case
 from experiments.synthetic_run import SyntheticRun
 from hpcpace.core.errors import DataError
 from hpcpace.frames.run import load
-from hpcpace.metrics.resampling import Estimate, mean_of, share_of, throughput_of_steps, variation_of_steps
+from hpcpace.metrics.resampling import Estimate
 from hpcpace.pace.settings import PaceSettings
+from library.estimates import mean_of, share_of, throughput_of_steps, variation_of_steps
 from library.paced_jobs import CAUSES, Scene, Target, fit, paced
 from library.pacing import (
     PacedRun,
