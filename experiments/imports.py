@@ -5,6 +5,11 @@ python -m experiments.imports PROOF ...
 published FOLDER       published traces: clones of ByteDance-Seed/StragglerAnalysis, HolisticTraceAnalysis of
                        facebookresearch and GindaChen/nsys-ai in FOLDER, under the last parts of their names
 speed [MB [PYTHON]]    events a second and memory of a profile of that size; PYTHON has the other tools
+
+Options:
+  proof published|speed
+  of TEXT?      FOLDER of the clones, or MB of the profile
+  python TEXT?  that has the other tools
 """
 
 from __future__ import annotations
@@ -15,11 +20,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 
+from experiments.options import command_line
 from hpcpace.core.config import Config
 from hpcpace.core.rundir import open_run
 from hpcpace.diagnosis.analyze import analyze
@@ -166,18 +171,16 @@ def _step_events(step: int) -> list[dict[str, object]]:
     return events
 
 
-def main(arguments: list[str]) -> None:
-    """Run what the arguments name."""
-    proofs: dict[str, Callable[[], None]] = {
-        "published": lambda: published(Path(arguments[1])),
-        "speed": lambda: speed(
-            int(arguments[1] if arguments[1:] else 1000), arguments[2] if arguments[2:] else sys.executable
-        ),
-    }
-    if not arguments or arguments[0] not in proofs or (arguments[0] == "published" and len(arguments) < 2):
-        raise SystemExit(__doc__)
-    proofs[arguments[0]]()
+def main() -> None:
+    """Run the proof that the arguments name."""
+    args = command_line(__doc__)
+    if args.proof == "published" and args.of is None:
+        sys.exit("published needs the FOLDER of the clones")
+    if args.proof == "published":
+        published(Path(args.of))
+    else:
+        speed(int(args.of or 1000), args.python or sys.executable)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

@@ -146,10 +146,10 @@ def with_section(text: str, section: str) -> str:
     return f"{before.rstrip()}\n\n{section.strip()}\n{following}{after}"
 
 
-def write_section(name: str, section: str) -> None:
-    """Put a section into a page under docs/results/."""
-    path = RESULTS / f"{name}.md"
-    path.write_text(with_section(path.read_text(), section))
+def write_section(name: str, section: str, path: Path | None = None, *, title: str = "") -> None:
+    """Put a section into a page, by default under docs/results/, which begins with the title where it is not there."""
+    path = path or RESULTS / f"{name}.md"
+    path.write_text(with_section(path.read_text() if path.exists() or not title else title, section))
     print(f"written: {path}")
 
 

@@ -2,11 +2,13 @@
 
 `git clone https://github.com/open-mpi/hwloc; python -m experiments.published_machines hwloc/tests/hwloc/linux` unpacks
 each `*.tar.bz2` and prints one row per tree; docs/results/audit.md explains each difference. Needs lstopo.
+
+Options:
+  folder PATH  tests/hwloc/linux of a checkout of hwloc
 """
 
 from __future__ import annotations
 
-import argparse
 import os
 import subprocess
 import tarfile
@@ -16,6 +18,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from experiments.options import command_line
 from experiments.pages import table
 from hpcpace.audit import cpusets
 from hpcpace.audit.collect_hardware import collect_hardware
@@ -161,10 +164,8 @@ def unpacked(archive: Path, folder: Path) -> Path:
 
 def main() -> None:
     """Print one row per tree, and how many agree."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("folder", type=Path, help="tests/hwloc/linux of a checkout of hwloc")
     rows = []
-    for archive in sorted(parser.parse_args().folder.glob("*.tar.bz2")):
+    for archive in sorted(command_line(__doc__).folder.glob("*.tar.bz2")):
         with tempfile.TemporaryDirectory() as folder:
             rows.append(compare(archive.name.removesuffix(".tar.bz2"), unpacked(archive, Path(folder))))
     print(table(("tree", *KINDS), [[row.name, *map(row.cell, KINDS)] for row in rows]))

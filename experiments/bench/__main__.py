@@ -3,11 +3,15 @@
 Each is a module with its own main and prints its figures. Those of `--quick` mean nothing: it shows that the benchmarks
 still run, as many at a time as there are cores, and prints the output of each once it has ended. `--gpu` runs those
 that measure on a GPU, on one GPU; no GPU has been at hand to run it yet.
+
+Options:
+  --quick        run each benchmark once in a small size
+  --gpu          run the benchmarks for one GPU, on it
+  --nanogpt TEXT  with --gpu: compare tokens/s with a checkout of nanoGPT, too
 """
 
 from __future__ import annotations
 
-import argparse
 import os
 import subprocess
 import sys
@@ -16,6 +20,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
+from experiments.options import command_line
 from experiments.pages import read_toml
 
 _LISTS = read_toml(__file__, "benches")
@@ -25,16 +30,11 @@ FULL, QUICK, GPU = (
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    which = parser.add_mutually_exclusive_group()
-    which.add_argument("--quick", action="store_true", help="run each benchmark once in a small size")
-    which.add_argument("--gpu", action="store_true", help="run the benchmarks for one GPU, on it")
-    parser.add_argument(
-        "--nanogpt", metavar="PATH", help="with --gpu: compare tokens/s with a checkout of nanoGPT, too"
-    )
-    args = parser.parse_args()
+    args = command_line(__doc__)
+    if args.quick and args.gpu:
+        sys.exit("--quick goes without --gpu")
     if args.nanogpt and not args.gpu:
-        parser.error("--nanogpt goes with --gpu")
+        sys.exit("--nanogpt goes with --gpu")
     if args.gpu:
         from experiments.bench.models import require_gpus  # loads torch
 

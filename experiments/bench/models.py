@@ -6,7 +6,6 @@ lines for GPUs have not been run on one yet.
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import math
 import re
@@ -27,7 +26,7 @@ from torch import Tensor, nn
 from experiments.bench.pairs import median_interval, on_one_core, take_turns
 from hpcpace.core.errors import WorldError
 from hpcpace.train.models import GPT2
-from hpcpace.train.settings import SHORT_DTYPES, GPT2Shape
+from hpcpace.train.settings import GPT2Shape
 from hpcpace.world.process_group import choose_device
 
 # Dense bfloat16 with float32 sums, in TFLOPS, from NVIDIA's data sheets; a slice of a card (MIG) has another name.
@@ -36,18 +35,6 @@ _PEAK_TFLOPS = (
     (r"NVIDIA H100 PCIe", 756.0),
     (r"NVIDIA A100-(SXM4|PCIE)-\d+GB|NVIDIA A100 80GB PCIe", 312.0),
 )
-
-
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add `--device` and `--dtype`."""
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="compute on the CPU, or on one GPU")
-    parser.add_argument(
-        "--dtype",
-        type=lambda name: SHORT_DTYPES.get(name, name),
-        choices=("float32", "bfloat16"),
-        default="float32",
-        help="compute in float32, or in bf16 by autocast with parameters in float32",
-    )
 
 
 def open_device(name: str) -> torch.device:

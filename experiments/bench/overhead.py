@@ -11,6 +11,19 @@ alone. In place of processor time, of which the host spends most on waiting for 
 the device is compared. Steps before a block must take more than a second, for marks are not read before that.
 
 `python -m experiments.bench.overhead`
+
+Options:
+  --preset NAME     [tiny]
+  --pairs N         [120]
+  --block-steps N   [20]
+  --settle-steps N  [3]
+  --batch-size N    [8]
+  --seq-len N       [128]
+  --step-ms X       choose the batch size, so that a step takes about this long
+  --ranks N         default: 2 on CPUs, 1 on a GPU
+  --inside-mpi      be a rank that mpiexec has started
+  --device cpu|cuda  compute on the CPU, or on one GPU [cpu]
+  --dtype float32|bfloat16|fp32|bf16  compute in float32, or in bf16 by autocast with parameters in float32 [float32]
 """
 
 from __future__ import annotations
@@ -36,8 +49,9 @@ from torch import nn
 
 import hpcpace
 from experiments.bench.device_marks import EventUse, counted
-from experiments.bench.models import add_options, require_gpus, words
+from experiments.bench.models import require_gpus, words
 from experiments.bench.pairs import Pairs, alternate, median_interval
+from experiments.options import command_line
 from hpcpace.core.config import Config
 from hpcpace.core.environment import process_environ, rank_info
 from hpcpace.observe.settings import ClockConfig, TraceConfig
@@ -45,7 +59,7 @@ from hpcpace.train.data import open_text
 from hpcpace.train.data_parallel import build_optimizer, replicate
 from hpcpace.train.parallel import build_replica
 from hpcpace.train.plan import plan_training
-from hpcpace.train.settings import TrainConfig
+from hpcpace.train.settings import SHORT_DTYPES, TrainConfig
 from hpcpace.world.clock import ClockSync
 from hpcpace.world.mpi import mpi_world
 from hpcpace.world.process_group import init_process_group
@@ -58,19 +72,9 @@ _NUM_GUESSES, _CLOSE_ENOUGH = 6, 0.2
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--preset", default="tiny")
-    parser.add_argument("--pairs", type=int, default=120)
-    parser.add_argument("--block-steps", type=int, default=20)
-    parser.add_argument("--settle-steps", type=int, default=3)
-    parser.add_argument("--batch-size", type=int, default=8)
-    parser.add_argument("--seq-len", type=int, default=128)
-    parser.add_argument("--step-ms", type=float, help="choose the batch size, so that a step takes about this long")
-    parser.add_argument("--ranks", type=int, help="default: 2 on CPUs, 1 on a GPU")
-    parser.add_argument("--inside-mpi", action="store_true", help=argparse.SUPPRESS)
-    add_options(parser)
-    args = parser.parse_args()
+    args = command_line(__doc__)
     args.ranks = args.ranks or (1 if args.device == "cuda" else 2)
+    args.dtype = SHORT_DTYPES.get(args.dtype, args.dtype)
     if args.device == "cuda":
         require_gpus(args.ranks)
     if args.inside_mpi or args.ranks == 1:

@@ -6,6 +6,18 @@ compiler. All have the same weights, optimizer, data, dtype and threads, GPT-2 t
 dropout, and take turns in one process. That they do the same work is checked first: from the same weights they give the
 same loss and the same gradients in float32. On a GPU, which this has not run on yet, the use of its peak (MFU) is
 printed, too.
+
+Options:
+  what tokens|images|compiled  what is compared
+  --pairs N         [20]
+  --block-steps N   steps of a turn [1]
+  --batch-size N    default: 1, of images 32
+  --seq-len N       [512]
+  --preset NAME     [small]
+  --nanogpt PATH    compare with nanoGPT, from a checkout of it
+  --peak-tflops X   peak of the device, for the MFU; default: of known GPUs
+  --device cpu|cuda  compute on the CPU, or on one GPU [cpu]
+  --dtype float32|bfloat16|fp32|bf16  compute in float32, or in bf16 by autocast with parameters in float32 [float32]
 """
 
 from __future__ import annotations
@@ -13,18 +25,18 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from experiments.bench import models
+from experiments.options import command_line
 from hpcpace.train.data import open_images, open_text
 from hpcpace.train.data_parallel import build_optimizer
 from hpcpace.train.models import ResNet, autocast, build_gpt2, build_resnet
 from hpcpace.train.parallel import compile_pieces
-from hpcpace.train.settings import GPT2_PRESETS, RESNET18, GPT2Shape
+from hpcpace.train.settings import GPT2_PRESETS, RESNET18, SHORT_DTYPES, GPT2Shape
 
 # Losses of models that train alike stay as close as that.
 _LOSS_TOLERANCES = {"float32": 1e-2, "bfloat16": 5e-2}
@@ -34,19 +46,9 @@ _PARTS = {"conv_1": "conv1", "bn_1": "bn1", "conv_2": "conv2", "bn_2": "bn2", "s
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", choices=("tokens", "images", "compiled"))
-    parser.add_argument("--pairs", type=int, default=20)
-    parser.add_argument("--block-steps", type=int, default=1, help="steps of a turn")
-    parser.add_argument("--batch-size", type=int, help="default: 1, of images 32")
-    parser.add_argument("--seq-len", type=int, default=512)
-    parser.add_argument("--preset", choices=tuple(GPT2_PRESETS), default="small")
-    parser.add_argument("--nanogpt", type=Path, metavar="PATH", help="compare with nanoGPT, from a checkout of it")
-    parser.add_argument("--peak-tflops", type=float, help="peak of the device, for the MFU; default: of known GPUs")
-    models.add_options(parser)
-    args = parser.parse_args()
+    args = command_line(__doc__, preset=GPT2_PRESETS)
     args.batch_size = args.batch_size or (32 if args.what == "images" else 1)
-    args.device = models.open_device(args.device)
+    args.device, args.dtype = models.open_device(args.device), SHORT_DTYPES.get(args.dtype, args.dtype)
     {"tokens": _tokens, "images": _images, "compiled": _compiled}[args.what](args)
 
 

@@ -104,7 +104,7 @@ def problems_of(result: Result, damaged: Damaged, run: RunCopy, folder: Path, *,
             problems += _blamed(summary, damaged)
     else:
         problems += _error(result, stderr, damaged, run)
-    said = _without_space(stdout + stderr)
+    said = without_space(stdout + stderr)
     if not (as_json and is_reported):  # the summary has it in other words
         problems += [f"does not say {text!r}" for text in damaged.says if not _is_said(text, said)]
     page = _read(folder / "report.html")
@@ -227,8 +227,8 @@ def _error(result: Result, stderr: str, damaged: Damaged, run: RunCopy) -> list[
         problems.append("prints nothing")
     if run.ranks - damaged.hurt:
         problems.append(f"reports none of the sound ranks {sorted(run.ranks - damaged.hurt)}: {stderr.strip()[:300]}")
-    places = [_without_space(_escaped(place)) for place in damaged.places]
-    if places and not any(place in _without_space(stderr) for place in places):
+    places = [without_space(_escaped(place)) for place in damaged.places]
+    if places and not any(place in without_space(stderr) for place in places):
         problems.append(f"names no place: {stderr.strip()[:300]}")
     return problems
 
@@ -243,9 +243,10 @@ def _escaped(text: str) -> str:
 
 def _is_said(text: str, said: str) -> bool:
     """Return whether a text is among what was said; several ranks' files may be said as one, as `rank-*.h5`."""
-    words = _without_space(_escaped(text))
+    words = without_space(_escaped(text))
     return words in said or re.sub(r"rank-\d+", "rank-*", words) in said
 
 
-def _without_space(text: str) -> str:
+def without_space(text: str) -> str:
+    """Return a text without its spaces and line breaks, wherever a terminal has wrapped it."""
     return re.sub(r"\s+", "", text)

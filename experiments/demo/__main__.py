@@ -4,6 +4,11 @@ python -m experiments.demo --runs 20 --load 2
 
 Every other run has `--load` processes beside it that keep a core busy each. What else is on the machine shows in the
 load average.
+
+Options:
+  --runs N       run the demo this often [20]
+  --load N       processes beside every other run [2]
+  --folder PATH  [runs/demo-again]
 """
 
 from __future__ import annotations
@@ -17,10 +22,9 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-import click
-
 from experiments import pages
 from experiments.jobs import busy, hpcpace
+from experiments.options import command_line
 
 _BUSY = "while True: sum(range(10_000))"
 _COMPILE = """import json, pathlib
@@ -103,22 +107,19 @@ def row(number: int, run: DemoRun) -> str:
     return pages.row([number, run.name, run.beside, f"{run.load:.1f}", told, cost, run.exit_code, right])
 
 
-@click.command()
-@click.option("--runs", type=click.IntRange(1), default=20, show_default=True, help="Run the demo this often.")
-@click.option("--load", type=click.IntRange(0), default=2, show_default=True, help="Processes beside every other run.")
-@click.option("--folder", type=click.Path(path_type=Path), default=Path("runs/demo-again"), show_default=True)
-def main(runs: int, load: int, folder: Path) -> None:
+def main() -> None:
     """Run the demo again and again, and print what its reports say."""
+    args = command_line(__doc__)
     print(pages.table(("demo", "run", "beside it", "load", "verdict", "cost", "exit", "right"), []), flush=True)
     found: list[DemoRun] = []
-    for number in range(1, runs + 1):
-        num_busy = load if number % 2 == 0 else 0
+    for number in range(1, args.runs + 1):
+        num_busy = args.load if number % 2 == 0 else 0
         with busy(num_busy, _BUSY, _COMPILE):
-            both = run_demo(folder.absolute(), f"{num_busy} busy" if num_busy else "nothing")
+            both = run_demo(args.folder.absolute(), f"{num_busy} busy" if num_busy else "nothing")
         for run in both:
             print(row(number, run), flush=True)
         found += both
-    shutil.rmtree(folder, ignore_errors=True)
+    shutil.rmtree(args.folder, ignore_errors=True)
     for name in ("clean", "slow-rank-2"):
         of_name = [run for run in found if run.name == name]
         print(f"{name}: {sum(run.is_right for run in of_name)} of {len(of_name)} right")

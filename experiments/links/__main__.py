@@ -4,11 +4,21 @@
     python -m experiments.links judge --page diagnosis-links --write
 
 `run` goes on where it stopped: what has run is kept in the folder and reported again by `judge`, with today's rules.
+
+Options:
+  command run|judge  run jobs that have not run yet, or report all runs again and count what they name
+  --folder PATH      keep runs in this folder [/var/tmp/hpcpace-links]
+  --minutes X        begin no job after this time [10]
+  --hosts N          size of the lab [4]
+  --layouts NAME...  run only these layouts
+  --cases NAME...    run only these cases
+  --repetitions N    of each case, layout and size [10]
+  --page NAME        judge the cases of this page [diagnosis-links]
+  --write            write it in docs/results
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import random
@@ -24,6 +34,7 @@ from analysis.library.estimates import share_of
 from experiments.jobs import busy
 from experiments.labs import WEIGHT_OF_HOSTS, inject
 from experiments.links.hosts import TrainingHosts
+from experiments.options import command_line
 from experiments.pages import counted, read_toml, table, write_page
 from hpcpace.core.config import Config
 from hpcpace.core.errors import HpcpaceError
@@ -37,7 +48,6 @@ from hpcpace.lab.lab import Lab
 from hpcpace.lab.settings import LabConfig
 from hpcpace.trace.attempt_reader import read_attempt
 
-FOLDER = Path("/var/tmp/hpcpace-links")
 RATE = "200mbit"
 """Of links and uplinks: a ring passes an uplink once in each direction, so uplinks are not its bottleneck."""
 COMPUTE_MS = 60
@@ -197,24 +207,13 @@ def jobs(num_repetitions: int) -> Iterator[LinkJob]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m experiments.links", description=__doc__)
-    parser.add_argument("--folder", type=Path, default=FOLDER, help="keep runs in this folder")
-    commands = parser.add_subparsers(dest="command", required=True)
-    run = commands.add_parser("run", help="run jobs that have not run yet")
-    run.add_argument("--minutes", type=float, default=10.0, help="begin no job after this time")
-    run.add_argument("--hosts", type=int, choices=[size for size, _ in SIZES], default=4, help="size of the lab")
-    run.add_argument("--layouts", nargs="+", choices=LAYOUTS, default=list(LAYOUTS), help="run only these layouts")
-    run.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES), help="run only these cases")
-    run.add_argument("--repetitions", type=int, default=10, help="of each case, layout and size")
-    judging = commands.add_parser("judge", help="report all runs again and count what they name")
-    judging.add_argument("--page", choices=_OF_PAGE, default="diagnosis-links", help="judge the cases of this page")
-    judging.add_argument("--write", action="store_true", help="write it in docs/results")
-    args = parser.parse_args()
+    sizes = [size for size, _ in SIZES]
+    args = command_line(__doc__, hosts=sizes, layouts=LAYOUTS, cases=CASES, page=_OF_PAGE)
     if args.command == "judge":
         judge_all(args.folder, _OF_PAGE[args.page], page=args.page if args.write else "")
         return
     chosen = [job for job in jobs(args.repetitions) if job.num_hosts == args.hosts]
-    chosen = [job for job in chosen if job.layout in args.layouts and job.case in args.cases]
+    chosen = [job for job in chosen if job.layout in (args.layouts or LAYOUTS) and job.case in (args.cases or CASES)]
     run_jobs(chosen, args.folder, minutes=args.minutes)
 
 

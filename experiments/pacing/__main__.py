@@ -1,12 +1,19 @@
-"""Runs the experiments on pacing: `make pacing`, or `python -m experiments.pacing [NAME...] [--write] [--try]`."""
+"""Runs the experiments on pacing: `make pacing`, or `python -m experiments.pacing [NAME...] [--write] [--try]`.
+
+Options:
+  names NAME...  run only these
+  --write        put the sections into docs/results/pacing-experiments.md
+  --try          run each for seconds only, to see that it works
+  --no-lab       skip experiments that need root and Slurm
+"""
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 
 from experiments.jobs import teller
+from experiments.options import command_line
 from experiments.pacing import trial_judged
 from experiments.pacing.experiment import Effort, Experiment, section_of, write_section
 from experiments.pacing.on_cores import AUTO_COST, AUTO_GAIN, COLLECTIONS, POLLING, WAITING
@@ -19,26 +26,18 @@ DOCUMENT = RESULTS / "pacing-experiments.md"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    names = [experiment.name for experiment in EXPERIMENTS]
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"run these of {', '.join(names)}; default: all")
-    parser.add_argument("--write", action="store_true", help=f"put the sections into docs/results/{DOCUMENT.name}")
-    parser.add_argument(
-        "--try", dest="is_tried", action="store_true", help="run each for seconds only, to see that it works"
-    )
-    parser.add_argument("--no-lab", action="store_true", help="skip experiments that need root and Slurm")
-    args = parser.parse_args()
+    args, names = command_line(__doc__), [experiment.name for experiment in EXPERIMENTS]
     if unknown := set(args.names) - set(names):
-        parser.error(f"no experiment {', '.join(sorted(unknown))}: choose from {', '.join(names)}")
-    if args.write and args.is_tried:
-        parser.error("figures of --try mean nothing, and are not written: leave out one of the two")
+        sys.exit(f"no experiment {', '.join(sorted(unknown))}: choose from {', '.join(names)}")
+    if args.write and getattr(args, "try"):
+        sys.exit("figures of --try mean nothing, and are not written: leave out one of the two")
     chosen = [experiment for experiment in EXPERIMENTS if not args.names or experiment.name in args.names]
     failed = []
     for experiment in chosen:
         if experiment.needs_lab and args.no_lab:
             print(f"{experiment.name}: skipped, needs root and Slurm", flush=True)
             continue
-        if not carry_out(experiment, Effort.TRY if args.is_tried else Effort.FULL, is_written=args.write):
+        if not carry_out(experiment, Effort.TRY if getattr(args, "try") else Effort.FULL, is_written=args.write):
             failed.append(experiment.name)
     if failed:
         sys.exit(f"failed: {', '.join(failed)}")

@@ -24,12 +24,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from experiments.options import command_line
-from experiments.pages import RESULTS, counted, page, with_section
+from experiments.pages import counted, page, write_section
 from experiments.scale_lab.in_lab import run_open
 from experiments.scale_lab.judge import HELD_OUT, SETUPS, SIZES, UPLINK_MBIT, Judged, Setup, judge, write_run
 from experiments.scale_lab.published import families
 
-DOCUMENT = RESULTS / "scale-proof.md"
 _TITLES = {"simulated": "Simulated jobs", "lab": "Real jobs in a lab"}
 
 
@@ -53,11 +52,8 @@ def main() -> None:
         sections.append(_published())
         print(sections[-1])
     if args.write:
-        text = DOCUMENT.read_text() if DOCUMENT.exists() else page("scale-proof")
         for section in sections:
-            text = with_section(text, section)
-        DOCUMENT.write_text(text)
-        print(f"written: {DOCUMENT}")
+            write_section("scale-proof", section, title=page("scale-proof"))
 
 
 def _judged(folder: Path, setups: Sequence[Setup]) -> list[Judged]:

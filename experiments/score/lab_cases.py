@@ -25,7 +25,6 @@ COMPUTE_MS = 150
 """What every rank sleeps in a step."""
 JOB = "JOB"
 """Stands for the job's number in the words of a fault."""
-_OF_RANK = ("compute", "forward", "backward")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -39,6 +39,7 @@ from experiments.options import command_line
 from experiments.pages import ROOT
 from experiments.score.lab_cases import CASES, JOB, Case, truth_of_case
 from experiments.score.truth import Judgement, Truth, judge
+from hpcpace.core.codec import convert
 from hpcpace.core.errors import HpcpaceError
 from hpcpace.diagnosis.summary import Culprit
 from hpcpace.lab.lab import Lab
@@ -326,16 +327,9 @@ def judged(case: Case, truth: Truth, summary: Mapping[str, Any], run: Path) -> O
     )
 
 
-_OF_CULPRITS = tuple(field.name for field in dataclasses.fields(Culprit))
-
-
 def said(verdict: Mapping[str, Any]) -> Said:
     """Return a verdict of summary.json as the judge reads it."""
-    culprits = tuple(
-        Culprit(**{name: tuple(of[name]) if isinstance(of[name], list) else of[name] for name in _OF_CULPRITS})
-        for of in verdict["culprits"]
-    )
-    return Said(mode=verdict["mode"], variety=verdict["variety"], culprits=culprits, confidence=verdict["confidence"])
+    return convert(verdict, Said)
 
 
 def reported_again(outcome: Outcome) -> Outcome:

@@ -28,14 +28,14 @@ from pathlib import Path
 from analysis.library.figures import study_figures
 from analysis.library.published import BATCH, read_published
 from experiments.options import command_line
+from experiments.pages import RESULTS, write_page, write_section
 from experiments.studies import lab_set_up
-from experiments.studies.document import Measured, draw_plots, run_scaling, section, write_document, write_scaling
+from experiments.studies.document import PAGE, SCALING, TITLE, Measured, draw_plots, run_scaling, section, values_of
 from hpcpace.core.errors import HpcpaceError, UsageError
 from hpcpace.core.text import format_duration, nanoseconds
 from hpcpace.studies.setups import Setup, StudyFolder, model_size_setups, repeated
 
 PUBLISHED = lab_set_up.REPOSITORY / "tests" / "data" / "published" / "nano_cluster_gpt2_small.csv"
-DOCUMENT = lab_set_up.REPOSITORY / "docs" / "results" / "studies-lab.md"
 _START_S = 1.2
 """Time of a run in addition to its steps, for the printed estimate."""
 _SCALING_STEPS = 120
@@ -79,9 +79,9 @@ def paper_studies(args: argparse.Namespace) -> None:
             end_s=max(times[-1] for times in times_s.values()),
             busy_s={name: busy_s(times) for name, times in times_s.items()},
         )
-        draw_plots(studies, DOCUMENT.with_suffix(""))
-        write_document(DOCUMENT, figures, found, published=read_published(PUBLISHED), when=when)
-        print(f"written: {DOCUMENT}")
+        draw_plots(studies, RESULTS / PAGE)
+        values = values_of(figures, found, published=read_published(PUBLISHED), when=when)
+        write_page(PAGE, others=[SCALING], **values)
 
 
 def scaling_study(args: argparse.Namespace) -> None:
@@ -89,8 +89,7 @@ def scaling_study(args: argparse.Namespace) -> None:
     path = args.folder / "scaling"
     found = run_scaling(path, lab_name=args.name, steps=_SCALING_STEPS, timeout_s=1800)
     if args.write:
-        write_scaling(DOCUMENT, section(path, found))
-        print(f"written: {DOCUMENT}")
+        write_section(PAGE, section(path, found), title=TITLE)
 
 
 def planned_study(path: Path, name: str, found: lab_set_up.SetUp, repetitions: int, duration_s: float) -> StudyFolder:

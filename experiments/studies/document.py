@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from analysis.library.figures import SetupFigures, straight_line
 from analysis.library.published import (
@@ -29,7 +30,7 @@ from analysis.library.published import (
     published_volume_gbyte,
     verdict,
 )
-from experiments.pages import listed, page, with_section
+from experiments.pages import listed, page
 from experiments.studies.lab_set_up import REPOSITORY, SetUp
 from hpcpace.core.errors import HpcpaceError
 from hpcpace.core.text import format_bytes, format_count, format_rate
@@ -38,8 +39,8 @@ from hpcpace.lab.settings import LabConfig
 from hpcpace.studies.jobs import FAULTS, HEALTHY, ScalingFolder, ScalingResult, ScalingRun, results
 from hpcpace.studies.setups import StudyFolder, planned
 
-SCALING_HEADING = "## The scaling study"
-_TITLE = "# The studies in the lab"
+PAGE, TITLE, SCALING = "studies-lab", "# The studies in the lab", "The scaling study"
+"""Name and title of the page, and the heading of the section that --scaling writes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,65 +69,45 @@ def draw_plots(studies: Mapping[str, StudyFolder], folder: Path) -> None:
                 shutil.copyfile(path, folder / path.name)
 
 
-def write_document(
-    path: Path,
-    figures: Mapping[str, Sequence[SetupFigures]],
-    found: SetUp,
-    *,
-    published: Sequence[PublishedRow],
-    when: Measured,
-) -> None:
-    """Write the document; a section of the scaling study stays in it.
+def values_of(
+    figures: Mapping[str, Sequence[SetupFigures]], found: SetUp, *, published: Sequence[PublishedRow], when: Measured
+) -> dict[str, Any]:
+    """Return what the document has, but for the section of the scaling study.
 
     Args:
-        path: where to.
         figures: of the nano-cluster and the model-size study.
         found: the lab's link and how it was computed.
         published: the published table.
         when: they were measured.
     """
-    scaling = path.read_text().partition(f"\n{SCALING_HEADING}\n") if path.exists() else ("", "", "")
-    path.write_text(document(figures, found, published=published, when=when) + "".join(scaling[1:]))
-
-
-def write_scaling(path: Path, section: str) -> None:
-    """Put the section of the scaling study into the document, in place of an earlier one."""
-    path.write_text(with_section(path.read_text() if path.exists() else _TITLE, section))
-
-
-def document(
-    figures: Mapping[str, Sequence[SetupFigures]], found: SetUp, *, published: Sequence[PublishedRow], when: Measured
-) -> str:
-    """Return the document; arguments as of `write_document`."""
     rows, sizes = figures["nano-cluster"], figures["model-size"]
     took = " and ".join(
         f"{sum(len(row.runs) for row in some)} runs of the {name} study in {when.busy_s[name] / 60:.0f} minutes"
         for name, some in figures.items()
     )
     by_setup = {(row.layout, row.parallelism): row for row in published}
-    return page(
-        "studies-lab",
-        dates=when.dates(),
-        took=took,
-        set_up="\n".join(found.lines()),
-        batch=BATCH,
-        beside=[(row, theirs) for row in rows if (theirs := published_of(row, by_setup)) is not None],
-        orders=listed([*orders(rows, published), *compute_spread(rows)]),
-        verdict=verdict,
-        images=image_facts([row for row in rows if row.setup.model == "resnet18"]),
-        repetitions=max((len(row.runs) for row in rows), default=0),
-        models=[[row for row in rows if row.setup.model == model] for model in ("gpt2", "resnet18")],
-        sizes=[row for row in sizes if row.setup.parallelism == "pipeline"],
-        alone={row.setup.preset: row for row in sizes if row.setup.parallelism == "none"},
-        expected_memory=lambda row: format_bytes(expected_tensor_bytes(row.setup)),
-        growth=listed(growth(sizes)),
-        shown=shown,
-        ratio=lambda one, other: f"{one / other:.2f}" if one and other else "",
-        rate=lambda value: format_rate(value) if value else "",
-        count=format_count,
-        shape=lambda row: planned(row.setup).shape,
-        published_volume=published_volume_gbyte,
-    )
+    return {
+        "dates": when.dates(),
+        "took": took,
+        "set_up": "\n".join(found.lines()),
+        "batch": BATCH,
+        "beside": [(row, theirs) for row in rows if (theirs := published_of(row, by_setup)) is not None],
+        "orders": listed([*orders(rows, published), *compute_spread(rows)]),
+        "verdict": verdict,
+        "images": image_facts([row for row in rows if row.setup.model == "resnet18"]),
+        "repetitions": max((len(row.runs) for row in rows), default=0),
+        "models": [[row for row in rows if row.setup.model == model] for model in ("gpt2", "resnet18")],
+        "sizes": [row for row in sizes if row.setup.parallelism == "pipeline"],
+        "alone": {row.setup.preset: row for row in sizes if row.setup.parallelism == "none"},
+        "expected_memory": lambda row: format_bytes(expected_tensor_bytes(row.setup)),
+        "growth": listed(growth(sizes)),
+        "shown": shown,
+        "ratio": lambda one, other: f"{one / other:.2f}" if one and other else "",
+        "rate": lambda value: format_rate(value) if value else "",
+        "count": format_count,
+        "shape": lambda row: planned(row.setup).shape,
+        "published_volume": published_volume_gbyte,
+    }
 
 
 _FORMS: Mapping[str, Callable[[float], str]] = {

@@ -298,7 +298,7 @@ def excess_use(
 def _compared(use: WorkUse, slow: Bools, others: Bools) -> tuple[Bools, Bools]:
     """Return which others some ranks are compared with, and the parts of work in which all of these are known.
 
-    Known enough is also a part in which the others do less in all than these ranks do besides waiting, as where they are
+    Known enough is also a part in which the others do less in all than these ranks besides waiting, as where they are
     blocked in communication for most of it: the difference is no waiting, whatever the others do there.
     """
     is_less = use.own_ns < (use.running_ns + use.idle_ns)[slow].min(axis=0, initial=np.inf)

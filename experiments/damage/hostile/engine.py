@@ -20,7 +20,7 @@ from typing import Any
 
 from experiments.damage.chance import Random, random_of
 from experiments.damage.child import Child, Result, each_outcome, preload, wait_for_one
-from experiments.damage.judge import state_of, wrongly_written
+from experiments.damage.judge import state_of, without_space, wrongly_written
 from experiments.synthetic_run import SyntheticRun
 
 MIN_BYTES = 100_000
@@ -262,7 +262,7 @@ def problems_of(kind: Hostile, call: Call, result: Result, start_s: float = 0.0)
         "no reason": result.code not in (0, 1, 3) and not (stdout if result.code == 4 else stderr).strip(),
         f"{len(stderr.splitlines())} lines on stderr": _lines(stderr) > 20,
         f"{len(stdout.splitlines())} lines on stdout": _lines(stdout) > kind.most_lines and is_text,
-        **{f"does not say {text!r}": _joined(text) not in _joined(both) for text in call.says},
+        **{f"does not say {text!r}": without_space(text) not in without_space(both) for text in call.says},
         **{f"says {text!r}": text in both for text in call.never},
     }
     shown = " ".join(both.split())[:300]
@@ -272,7 +272,3 @@ def problems_of(kind: Hostile, call: Call, result: Result, start_s: float = 0.0)
 def _lines(text: str, columns: int = 120) -> int:
     """Return how many lines of a terminal a text takes."""
     return sum(max(-(-len(line) // columns), 1) for line in text.splitlines())
-
-
-def _joined(text: str) -> str:
-    return re.sub(r"\s+", "", text)

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 from known_study import write_study
 
+from experiments.pages import page, write_page, write_section
 from experiments.studies.__main__ import PUBLISHED, busy_s, planned_study
-from experiments.studies.document import Measured, document, draw_plots, write_document, write_scaling
+from experiments.studies.document import PAGE, SCALING, TITLE, Measured, draw_plots, values_of
 from experiments.studies.lab_set_up import SetUp, expected_step_s, lab_sweep, reference_text, set_up, steps_for
 from hpcpace.core.errors import UsageError
 from hpcpace.studies.setups import NanoCluster, Setup, model_size_setups, parse_layout
@@ -94,7 +95,7 @@ def test_the_document_has_every_set_up_and_the_published_values(found: SetUp, tm
         "model-size": write_study(tmp_path / "sizes", model_size_setups(batch=16, shrink=16), bytes_per_s=1_000_000),
     }
     figures = {name: study_figures(study)[0] for name, study in studies.items()}
-    text = document(figures, found, published=read_published(PUBLISHED), when=WHEN)
+    text = page(PAGE, **values_of(figures, found, published=read_published(PUBLISHED), when=WHEN))
     num_runs = [len(study.runs()) for study in studies.values()]
     assert (
         f"Measured by `make nano-cluster` on 2026-11-22 to 2026-11-23: {num_runs[0]} runs of the nano-cluster study in "
@@ -116,7 +117,7 @@ def test_the_document_has_every_set_up_and_the_published_values(found: SetUp, tm
 @pytest.mark.tool
 def test_a_new_document_keeps_the_section_of_the_scaling_study(found: SetUp, tmp_path: Path) -> None:
     path = tmp_path / "studies-lab.md"
-    write_scaling(path, "## The scaling study\n\nMeasured.")
+    write_section(PAGE, "## The scaling study\n\nMeasured.", path, title=TITLE)
     figures = {
         name: study_figures(write_study(tmp_path / name, setups, bytes_per_s=1_000_000))[0]
         for name, setups in (
@@ -124,7 +125,8 @@ def test_a_new_document_keeps_the_section_of_the_scaling_study(found: SetUp, tmp
             ("model-size", model_size_setups(batch=16, shrink=16)),
         )
     }
-    write_document(path, figures, found, published=read_published(PUBLISHED), when=WHEN)
+    values = values_of(figures, found, published=read_published(PUBLISHED), when=WHEN)
+    write_page(PAGE, path, others=[SCALING], **values)
     text = path.read_text()
     assert "## Model sizes" in text
     assert text.endswith("\n\n## The scaling study\n\nMeasured.\n")

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from experiments.studies.document import section, write_scaling
+from experiments.pages import write_section
+from experiments.studies.document import PAGE, TITLE, section
 from hpcpace.studies.jobs import ScalingFolder, ScalingRun, results
 
 
@@ -47,7 +48,7 @@ def test_the_section_takes_the_place_of_an_earlier_one_and_leaves_the_rest(tmp_p
     path = tmp_path / "studies-lab.md"
     path.write_text("# The studies in the lab\n\nOf the nano-cluster.\n")
     for word in ("first", "second"):
-        write_scaling(path, f"## The scaling study\n\nThe {word}.")
+        write_section(PAGE, f"## The scaling study\n\nThe {word}.", path, title=TITLE)
     assert path.read_text() == (
         "# The studies in the lab\n\nOf the nano-cluster.\n\n## The scaling study\n\nThe second.\n"
     )
