@@ -456,7 +456,7 @@ def test_the_seconds_are_those_of_the_settings() -> None:
 
     config = Config()
     start_s = 2 * config.of(TraceConfig).start_timeout_s + 2 + 5 + config.of(ClockConfig).timeout_s
-    end_s = 2 * config.of(ClockConfig).timeout_s + 30
+    end_s = 2 * config.of(ClockConfig).leave_timeout_s(is_meant=True) + 1 + 30
     said = f"at most {start_s:.0f} s at the start and "
     assert f"{said}{end_s:.0f} s at the end with the default settings, and in no step" in " ".join(TEXT.split())
 
