@@ -8,11 +8,13 @@ import socket
 import struct
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
+from types import SimpleNamespace
 
 import pytest
 
+from hpcpace.core.text import NS_PER_S
 from hpcpace.probe import pair_player
-from hpcpace.probe.pair_player import MAX_UNKNOWN, Listener, connect_to, hello
+from hpcpace.probe.pair_player import MAX_UNKNOWN, Listener, connect_to, hello, receive_stream
 
 SECRET, NAME = "secret", "1 0 latency"
 TIMEOUT_S = 5.0
@@ -180,3 +182,23 @@ def files_left(num_files: int) -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (old, most))
+
+
+def test_what_came_before_it_was_read_is_no_part_of_a_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where the receiver had no core: of 14 messages, 4 come in the time that counts, and all are read in it."""
+    ours, theirs = socket.socketpair()
+    message, now_ms = bytes(1000), iter(range(0, 1000, 30))
+
+    def monotonic() -> float:
+        now_s = next(now_ms) / 1000
+        if now_s == 0.09:
+            theirs.sendall(4 * message)
+        clock.perf_counter_ns = lambda: round(now_s * NS_PER_S)
+        return now_s
+
+    clock = SimpleNamespace(monotonic=monotonic)
+    monkeypatch.setattr(pair_player, "time", clock)
+    monkeypatch.setattr(pair_player, "_RECEIVE_BYTES", len(message))
+    with closing(ours), closing(theirs):
+        theirs.sendall(10 * message)
+        assert receive_stream(ours, 0.25) == pytest.approx(4 * len(message) / 0.21)
