@@ -62,6 +62,17 @@ echo "$status $ended" >"$place/ended.$name-$RANK" && mv "$place/ended.$name-$RAN
 """
 
 
+# On a busy machine, Slurm's daemon on a host may drop the connection over which it is to launch tasks: then none runs.
+_LAUNCHED = """
+for turn in 1 2 3; do
+    "$@" && exit
+    status=$?
+    grep -q 'Application launch failed' "$0" || exit $status
+done
+exit $status
+"""
+
+
 @dataclass(frozen=True)
 class Ended:
     """What the ranks left behind."""
@@ -88,9 +99,10 @@ def srun(
     # --no-kill: else Slurm ends the job itself, once it has noticed.
     options = [f"--nodelist={','.join(hosts)}", f"-N{len(hosts)}", "--ntasks-per-node=1", f"--mpi={mpi}"]
     words = ["srun", "--no-kill", "--kill-on-bad-exit=0", "--overcommit", *options, *map(str, command)]
-    with (place / f"output-{name}").open("wb") as output:
+    path = place / f"output-{name}"
+    with path.open("wb") as output:
         return subprocess.Popen(
-            lab.command(words, folder=place),
+            lab.command(["sh", "-c", _LAUNCHED, str(path), *words], folder=place),
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
