@@ -450,7 +450,7 @@ class Said:
             return f"at most {percent(share)} of the step time"
         low, high = self.finding.loss_interval or (share, share)
         is_wide = max(share - low, high - share) >= _WIDE_LOSS
-        return f"{percent(share)} of the step time" + is_wide * f" (95 %: {percent(low)} to {percent(high)})"
+        return f"{percent(share)} of the step time" + is_wide * f" (95 %: {percent(max(low, 0.0))} to {percent(high)})"
 
     @property
     def who(self) -> str:
