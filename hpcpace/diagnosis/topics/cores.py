@@ -75,6 +75,7 @@ class CoreEvidence(Evidence):
         least: the threshold of `share`.
         is_on_purpose: whether the user says that ranks share cores on purpose.
         place: where the rank runs that is named alone; None where none is.
+        nicer: where ranks run that wait and have a higher nice value than all others.
         others_share: the longest waiting of the others of its host, then.
         binding, unbound: settings of OpenMP that narrow the CPUs of all ranks that wait, and the line that undoes them.
         quota: the CPU quota that stops these ranks; None where another cause is.
@@ -98,6 +99,7 @@ class CoreEvidence(Evidence):
     least: float
     is_on_purpose: bool = False
     place: CorePlace | None = None
+    nicer: tuple[CorePlace, ...] = ()
     others_share: float = 0.0
     binding: str = ""
     unbound: str = ""
@@ -140,11 +142,19 @@ class CoreEvidence(Evidence):
         }[self.cause]
         verb = "waits" if len(self.ranks) == 1 and who != where else "wait"
         subject = who if who != where else f"ranks on {where}"
+        facts, steps = self._facts(cpus), [advice]
+        if self.nicer:
+            last = [each.rank for each in self.nicer]
+            runs = "runs" if len(last) == 1 else "run"
+            facts.insert(
+                0, f"{rank_list(last)} {runs} at nice {self.nicer[0].nice}, the others at {self.nicer[0].usual_nice}"
+            )
+            steps.insert(0, self.nicer[0].advice)
         return FindingWords(
             headline=f"ranks share cores: {holders}; {subject} {verb} for a core for up to {percent(self.share)} of "
             "the time",
-            why="; ".join(self._facts(cpus)),
-            next=advice + other,
+            why="; ".join(facts),
+            next="; ".join(steps) + other,
         )
 
     def _words_of(self, place: CorePlace) -> FindingWords:
@@ -212,6 +222,7 @@ def find_shared(case: Case) -> DiagnosisFinding | None:
         least=case.settings.core_share,
         is_on_purpose=case.is_shared_on_purpose,
         place=place,
+        nicer=_nicer(use, panels, waits),
         others_share=float(np.nan_to_num(use.waiting[near]).max(initial=0.0)),
         binding=binding,
         unbound=unbound,
@@ -266,6 +277,14 @@ def _singled_out(use: CoreUse, panels: Panels, row: int, limits: CoreThresholds)
     )
     is_placed = bool(place.words) and wanting[row] > wanting[near].max()
     return place if is_longer or is_placed else None
+
+
+def _nicer(use: CoreUse, panels: Panels, waits: Bools) -> tuple[CorePlace, ...]:
+    """Return where those of the waiting ranks run that all others run before."""
+    if use.nice is None:
+        return ()
+    places = places_of(panels, panels.rank[waits & (use.nice == use.nice.max())].tolist())
+    return tuple(place for place in places if place.is_nicer)
 
 
 def _is_beyond_lab(use: CoreUse, limits: CoreThresholds) -> Bools:

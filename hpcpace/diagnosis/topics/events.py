@@ -56,7 +56,7 @@ class EventThresholds(Thresholds, topic="events"):
     least_excess: float = number(0.03, "times")
     """Excess over the usual work from which a step is an event: shorter ones cost nothing even if steady."""
     least_hit_share: float = number(0.6, "share")
-    """Share of the expected events that a node must have to count as struck by a period."""
+    """Share of the expected events that a node must have to count as struck by a period; it needs one such node."""
     named_nodes_share: float = number(0.25, "share")
     """Share of the nodes up to which the struck ones are named; more are nobody's in particular."""
     least_ratio: float = number(2.0, "times")
@@ -401,8 +401,14 @@ def _together(panels: Panels, is_event: Bools, limits: EventThresholds, min_even
     if period is None:
         return []
     num_expected = float(panels.since_ns[-1] - panels.since_ns[0]) / period.length
-    hit = np.flatnonzero(begins.sum(axis=1) >= limits.least_hit_share * num_expected)
-    nodes = tuple(hit.tolist()) if 0 < len(hit) <= limits.named_nodes_share * len(is_event) else ()
+    num_events = begins.sum(axis=1)
+    is_hit = num_events >= limits.least_hit_share * num_expected
+    if not is_hit.any():
+        return []  # events everywhere, of which some are at equal distances by chance
+    # Where all nodes have the period and some events are too small to count, a few nodes have the most.
+    is_theirs = num_events[is_hit].min() >= limits.least_ratio * num_events[~is_hit].max(initial=0)
+    is_named = is_theirs and is_hit.sum() <= limits.named_nodes_share * len(is_event)
+    nodes = tuple(np.flatnonzero(is_hit).tolist()) if is_named else ()
     return [Recurrence(period_ns=period.length, p_value=period.p_value, nodes=nodes, is_event=is_event)]
 
 

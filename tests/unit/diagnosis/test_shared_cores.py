@@ -544,6 +544,16 @@ def test_a_rank_that_waits_because_of_its_place_is_named_alone(changes, words, a
     assert not any("on purpose" in line for line in verdict.also)
 
 
+def test_nice_values_that_differ_are_said_also_where_all_ranks_wait_alike():
+    use = replace(cores(0.5, 0.9, cpus=("0-1",) * RANKS), nice=np.array([0, 0, 19, 0]))
+    verdict = verdict_of(diagnose(Case(panels=panels(use))), hosts=HOSTS)
+    assert verdict.culprits == () and "ranks 0-3 wait" in verdict.headline
+    assert verdict.why[0].startswith("rank 2 runs at nice 19, the others at 0; on average")
+    assert verdict.next[0].startswith("start rank 2 at nice 0")
+    same = verdict_of(diagnose(Case(panels=panels(replace(use, nice=np.full(RANKS, 5))))), hosts=HOSTS)
+    assert "nice" not in str(same) + " ".join(same.why + same.next)
+
+
 def test_two_ranks_on_one_core_while_others_have_more_wait_for_each_other():
     use = cores([0.9, 0.5, 0.5, 0.9], [0.0, 0.5, 0.5, 0.0], cpus=("0-7", "0", "0", "0-7"))
     bindings = dict.fromkeys([1, 2], ("OMP_PLACES={0}", "unset OMP_PLACES"))
