@@ -365,6 +365,24 @@ def test_a_node_that_is_struck_by_random_events_somewhat_more_often_is_not_named
     assert [(f.mode, f.culprits) for f in found] == [(Mode.AMPLIFICATION, ())]
 
 
+def test_ranks_that_take_turns_in_any_order_have_no_period():
+    random = np.random.default_rng(8)
+    turns = [random.permuted(np.tile(np.arange(8), (25, 1)), axis=1).ravel() for _ in range(40)]
+    found = [diagnosed(panels(8, per_node=1, work_ns=slowed(turn, 1.3, np.arange(200)))) for turn in turns]
+    assert not [each for each in found if Mode.RUNTIME in {finding.mode for finding in each.findings}]
+
+
+def test_a_period_that_all_nodes_have_is_no_node_s_though_some_events_are_too_small_to_count():
+    named = []
+    for seed in range(10):
+        random = np.random.default_rng(seed)
+        is_late = (np.arange(50) + random.integers(10, size=(128, 1))) % 10 == 0
+        noise = random.normal(0.0, 0.002, (128, 50))
+        of_all = panels(128, 50, per_node=2, work_ns=lambda _, factor=1 + 0.06 * is_late + noise: 100 * MS * factor)
+        named += [culprit.id for finding in diagnosed(of_all).findings for culprit in finding.culprits]
+    assert named == []
+
+
 def test_the_slowest_of_many_ranks_that_are_all_a_little_different_is_no_straggler():
     speed = np.random.default_rng(7).normal(1.0, 0.014, (128, 1))
     assert speed.max() / np.median(speed) > 1.03
