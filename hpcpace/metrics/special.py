@@ -45,7 +45,7 @@ _HILL_LEAD, _HILL_BELOW = 10, (8, 0, 0, 0, 1000)  # statistics: of the same
 _HASTINGS = (0.010328, 0.802853, 2.515517), (0.001308, 0.189269, 1.432788, 1)
 """Statistics: polynomials above and below, of a normal quantile to 3 digits (Hastings 1955)."""
 _MAX_EXPONENT = 600.0  # statistics: of the first guess; above, numbers overflow
-_MOST_FREEDOM = 1e15  # statistics: the normal distribution, to the last digit
+_MAX_FREEDOM = 1e15  # statistics: the normal distribution, to the last digit
 _FAR_TAIL = 0.25
 """Statistics: below, the logarithm of a tail is nearly linear in that of t; above, the tail is nearly linear in t."""
 _NUM_KEPT = 1024  # memory: quantiles; a report asks for some ten again and again
@@ -204,7 +204,7 @@ def _student_tail(freedom: Floats, t: Floats) -> Floats:
     is_many = freedom >= _MANY_FREEDOM
     found = np.full(np.shape(t), np.nan)
     with np.errstate(all="ignore"):
-        found[is_many] = _normal_tail(_normal_of(np.minimum(freedom[is_many], _MOST_FREEDOM), t[is_many]))
+        found[is_many] = _normal_tail(_normal_of(np.minimum(freedom[is_many], _MAX_FREEDOM), t[is_many]))
         few = ~is_many & (freedom > 0)
         a, ratio = freedom[few] / 2, t[few] ** 2 / freedom[few]
         x, y = 1 / (1 + ratio), 1 / (1 + 1 / ratio)
@@ -249,7 +249,7 @@ def _quantiles(freedom: Floats, p: Floats) -> Floats:
     """Return quantiles by Newton's method, from below or above, whichever side the curve bends to."""
     is_inside = (p > 0) & (p < 1) & (freedom > 0)
     q = np.where(is_inside, np.minimum(p, 1 - p), 0.5)
-    freedom = np.where(is_inside, np.minimum(freedom, _MOST_FREEDOM), 1.0)
+    freedom = np.where(is_inside, np.minimum(freedom, _MAX_FREEDOM), 1.0)
     t = _near_quantile(freedom, q)
     is_far = q < _FAR_TAIL
     for _ in range(_MAX_STEPS):

@@ -49,7 +49,7 @@ _BACKWARD_LEFT = 4
 # Optimizers that exist and have not stepped are awaited this long: a generator may step in every fifth iteration only.
 _UPDATES_FOR_IDLE = 8
 # A pattern of which so many updates come out of order, and more than this part of them, has shown itself by chance.
-_MIN_IRREGULAR, _MOST_IRREGULAR = 4, 0.25
+_MIN_IRREGULAR, _MAX_IRREGULAR = 4, 0.25
 # So many updates without any backward pass are no preparation: the gradients come from elsewhere.
 _UPDATES_WITHOUT_BACKWARD = 4
 # So many backward passes, of which none shows whether it updates parameters, are a step each.
@@ -394,7 +394,7 @@ class StepFinder:
         """Return whether the pattern has proved to be none."""
         self._num_followed += mark.begins_update
         num_irregular = self._num_irregular - self._num_excused
-        return num_irregular >= _MIN_IRREGULAR and num_irregular > _MOST_IRREGULAR * self._num_followed
+        return num_irregular >= _MIN_IRREGULAR and num_irregular > _MAX_IRREGULAR * self._num_followed
 
     def _advance(self, mark: Mark, pattern: Pattern) -> bool:
         """Go on in the pattern; return whether that ends a step."""

@@ -22,7 +22,7 @@ from hpcpace.metrics.special import Z_95
 from hpcpace.metrics.stragglers import Straggler
 from hpcpace.metrics.what_if import Change
 
-_LEAST_EXCESS = 1e-3  # statistics: no division by zero
+_MIN_EXCESS = 1e-3  # statistics: no division by zero
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,7 +123,7 @@ def _by_work(case: Case, found: list[Straggler], share: float) -> StragglerCost:
     panels = case.panels
     error = share * _usual_error(case, found)
     spread = max((high - low) / 2 for each in found for low, high in [each.effect.interval])
-    error = float(np.hypot(error, share * spread / max(found[0].effect.value, _LEAST_EXCESS)))
+    error = float(np.hypot(error, share * spread / max(found[0].effect.value, _MIN_EXCESS)))
     hidden = float(panels.hidden_ns.mean()) / panels.mean_time_ns
     low = 0.0 if len(np.unique(panels.stage)) > 1 else max(share - error - hidden, 0.0)
     return StragglerCost(found=found, share=share, interval=(low, share + error))
@@ -145,7 +145,7 @@ def _usual_error(case: Case, found: Sequence[Straggler]) -> float:
     if freedom < 1:
         return 0.0
     excess = float(np.mean([each.effect.value for each in found]))
-    return Z_95 * float(np.sqrt((apart**2).sum() / freedom)) / max(excess, _LEAST_EXCESS)
+    return Z_95 * float(np.sqrt((apart**2).sum() / freedom)) / max(excess, _MIN_EXCESS)
 
 
 def _are_waiting(case: Case, late: Sequence[int], pace: HostPace) -> bool:
