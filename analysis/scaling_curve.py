@@ -16,7 +16,7 @@ from hpcpace.report.terminal import console_for_tables, notes, print_document
 from hpcpace.runs.load import Per
 from hpcpace.runs.scaling.result import COLUMNS, Scaling, rows_of, scaling_of
 from hpcpace.runs.scaling.samples import PARTS, read_samples
-from hpcpace.runs.scaling.sizes import Kind
+from hpcpace.runs.scaling.sizes import ScalingKind
 from library import drawing, files
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ def draw_parts(axes: Axes, scaling: Scaling) -> None:
 def command(runs: Sequence[Path], out: Path, scaling: str | None, throughput: str | None) -> None:
     """Show how throughput grows over RUN...: a table, and NAME.csv, .png and .svg in a folder."""
     samples, problems = read_samples(runs, per=None if throughput is None else Per(throughput))
-    found = scaling_of(samples, kind=None if scaling is None else Kind(scaling))
+    found = scaling_of(samples, kind=None if scaling is None else ScalingKind(scaling))
     console = console_for_tables()
     print_document(console, scaling_document(found))
     notes(console, problems, rest="hpcpace scale --verbose")

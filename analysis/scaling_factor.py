@@ -15,7 +15,7 @@ from hpcpace.report.terminal import console_for_tables, notes, table, title
 from hpcpace.runs.load import Per
 from hpcpace.runs.scaling.result import COLUMNS, IDEAL, Scaling, rows_of, scaling_of
 from hpcpace.runs.scaling.samples import read_samples
-from hpcpace.runs.scaling.sizes import Kind
+from hpcpace.runs.scaling.sizes import ScalingKind
 from library import files
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def draw_factors(axes: Axes, scaling: Scaling) -> None:
 def command(runs: Sequence[Path], out: Path, scaling: str | None, throughput: str | None) -> None:
     """Show the scaling factors of RUN...: a table, and NAME.csv, .png and .svg in a folder."""
     samples, problems = read_samples(runs, per=None if throughput is None else Per(throughput))
-    found = scaling_of(samples, kind=None if scaling is None else Kind(scaling))
+    found = scaling_of(samples, kind=None if scaling is None else ScalingKind(scaling))
     console = console_for_tables()
     title(console, "Scaling factors", f"{found.kind}: {found.why}")
     shown = files.rows_from_the_top(table(f"{found.unit}s", ["S_n", "95 %", "band"]))

@@ -29,7 +29,7 @@ from hpcpace.lab.lab import Lab
 from hpcpace.lab.settings import LabConfig
 from hpcpace.planning.answer import OTHER_WAYS
 from hpcpace.planning.layouts import Layouts
-from hpcpace.planning.of_run import MeasuredRun, measure_run
+from hpcpace.planning.of_run import PlannedRun, measure_run
 from hpcpace.planning.steps import steps_of
 
 _TIMEOUT_S = 300.0
@@ -171,7 +171,7 @@ def _best(contests: Iterable[tuple[str, ...]], steps: dict[str, tuple[float, flo
     ]
 
 
-def predicted(jobs: Set, first: MeasuredRun, change: Change) -> float:
+def predicted(jobs: Set, first: PlannedRun, change: Change) -> float:
     """Return seconds of a step after a change, from the first run."""
     machine = first.job.machine.scaled(network_rate=change.mbit / jobs.changes[0].mbit)
     if change.uplink_mbit:

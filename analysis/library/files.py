@@ -24,7 +24,7 @@ from hpcpace.diagnosis.finding import Panels
 from hpcpace.diagnosis.measure import Measured
 from hpcpace.frames.run import Run, load
 from hpcpace.runs.load import Per
-from hpcpace.runs.scaling.sizes import Kind
+from hpcpace.runs.scaling.sizes import ScalingKind
 from hpcpace.topology.switch_tree import read_topology
 
 if TYPE_CHECKING:
@@ -91,9 +91,9 @@ def scaling_options(function: Callable[..., None]) -> Callable[..., None]:
     function = click.option("--throughput", type=click.Choice([per.value for per in Per]), help=throughput_help)(
         function
     )
-    return click.option("--scaling", type=click.Choice([Kind.WEAK.value, Kind.STRONG.value]), help=scaling_help)(
-        function
-    )
+    return click.option(
+        "--scaling", type=click.Choice([ScalingKind.WEAK.value, ScalingKind.STRONG.value]), help=scaling_help
+    )(function)
 
 
 def run_script(command: click.Command) -> None:

@@ -33,7 +33,7 @@ from hpcpace.audit.rules import affinity, devices, hosts, nccl, network
 from hpcpace.audit.tree import Unreadable
 from hpcpace.core.codec import plain
 from hpcpace.core.errors import EXIT_CANNOT_TELL, EXIT_FAILED, EXIT_OK, EXIT_WARNING, UsageError
-from hpcpace.core.exposition import Family, Kind
+from hpcpace.core.exposition import Family, MetricType
 from hpcpace.core.exposition import exposition as text_of
 from hpcpace.core.records import dataclass
 
@@ -430,7 +430,7 @@ def exposition(result: AuditResult) -> str:
     counts = Counter((finding.host, finding.rule, finding.severity) for finding in result.findings)
     findings = Family(
         name="hpcpace_audit_findings",
-        kind=Kind.GAUGE,
+        kind=MetricType.GAUGE,
         help="Findings by node, rule and severity (F fail, W warning, U unknown).",
     )
     for host in result.hosts:
@@ -439,7 +439,7 @@ def exposition(result: AuditResult) -> str:
                 findings.add(counts[host, rule, severity], {"node": host, "rule": rule, "severity": str(severity)})
     code = Family(
         name="hpcpace_audit_exit_code",
-        kind=Kind.GAUGE,
+        kind=MetricType.GAUGE,
         help="Exit code of the audit (0 clean, 1 warning, 3 unknown or incomplete, 4 fail).",
     )
     code.add(result.exit_code, {})

@@ -268,7 +268,7 @@ def scale_command(
     from hpcpace.runs.load import Per
     from hpcpace.runs.scaling.result import COLUMNS, rows_of, scaling_of
     from hpcpace.runs.scaling.samples import read_samples
-    from hpcpace.runs.scaling.sizes import Kind
+    from hpcpace.runs.scaling.sizes import ScalingKind
 
     check_target(target, [*runs, probe], "--csv")
     with shown_progress() as begin_stage:
@@ -276,7 +276,7 @@ def scale_command(
         samples, problems = read_samples(runs, per=per, progress=begin_stage("reading runs"))
     warn(problems, is_verbose=is_verbose)  # before the law, which may say that too few runs are left
     laws = None if probe is None else read_probe(probe)
-    found = scaling_of(samples, kind=None if scaling is None else Kind(scaling), probe=laws)
+    found = scaling_of(samples, kind=None if scaling is None else ScalingKind(scaling), probe=laws)
     if target is not None:
         write_target(target, csv_bytes(COLUMNS, rows_of(found)), "--csv")
     data, console = json_text(found.to_json()), text_console(log_width=80, max_width=1 << 16)

@@ -26,7 +26,7 @@ from hpcpace.lab import fault_kinds as kinds
 from hpcpace.lab.emulated import Clock
 from hpcpace.lab.fabric import NAME_VARIABLE, WAYS
 from hpcpace.lab.faults import FaultRecord, fault_records, start_fault, undo_fault
-from hpcpace.lab.hosts import Load, command_on
+from hpcpace.lab.hosts import LoadKind, command_on
 from hpcpace.lab.lab import Lab, bring_down, fault_words, print_faults, print_status, read_status, table_console
 from hpcpace.lab.plan import LabFiles
 from hpcpace.lab.settings import LabConfig
@@ -180,8 +180,8 @@ _add_fault(
     _HOST,
     option(
         "--load",
-        type=click.Choice([str(load) for load in Load]),
-        default=str(Load.CPU),
+        type=click.Choice([str(load) for load in LoadKind]),
+        default=str(LoadKind.CPU),
         help="Take processor time, or memory bandwidth as well.",
     ),
     option("--processes", type=Whole(1, 64), default=1, help="Run this many processes."),

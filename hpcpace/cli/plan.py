@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from hpcpace.planning.answer import Question
     from hpcpace.planning.machine import KnownMachine
     from hpcpace.planning.model import Transformer
-    from hpcpace.planning.of_run import MeasuredRun
+    from hpcpace.planning.of_run import PlannedRun
     from hpcpace.report.plan_report import Present
 
 _COLUMNS = ("dp", "pp", "tp", "zero", "micro_batch", "recompute")
@@ -245,9 +245,7 @@ def command(
         click.echo(f"written: {printable(str(written))}")
 
 
-def _with_dtype(
-    known: KnownMachine, dtype: str | None, measured: MeasuredRun | None, *, is_moved: bool
-) -> KnownMachine:
+def _with_dtype(known: KnownMachine, dtype: str | None, measured: PlannedRun | None, *, is_moved: bool) -> KnownMachine:
     """Return a machine whose predictions have no interval if nothing was measured in the type that is planned."""
     of_run = 2 if measured is None else int(measured.layout.element_bytes[0])
     planned, computed = of_run if dtype is None else _DTYPES[dtype], 2 if is_moved else of_run
@@ -263,7 +261,7 @@ def _write(target: Path | None, content: str, name: str) -> None:
         write_target(target, content, name)
 
 
-def _present(measured: MeasuredRun) -> Present:
+def _present(measured: PlannedRun) -> Present:
     from hpcpace.report.plan_report import Present
 
     samples = measured.batch * measured.job.model.sequence
@@ -290,7 +288,7 @@ def _measured(
     model: Transformer | None,
     *,
     is_verbose: bool,
-) -> MeasuredRun:
+) -> PlannedRun:
     from hpcpace.planning.of_run import measure_run
 
     with opened_run(run, number, memory=memory) as opened:
@@ -341,7 +339,7 @@ def _changed(
 
 
 def _question(
-    measured: MeasuredRun | None,
+    measured: PlannedRun | None,
     known: KnownMachine,
     model: Transformer | None,
     *,

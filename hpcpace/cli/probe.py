@@ -33,7 +33,7 @@ from hpcpace.core.settings import load_config
 from hpcpace.core.text import folded_message, printable
 from hpcpace.probe.changes import changes, check_comparable, is_unclear, left_out, outcome_words
 from hpcpace.probe.record import ProbeRecord, read_probe
-from hpcpace.probe.world import PART_NAMES, Part, ProbeWorld, measure_parts
+from hpcpace.probe.world import PART_NAMES, Measurement, ProbeWorld, measure_parts
 from hpcpace.report.html import html_page
 from hpcpace.report.sections.probe import probe_document
 from hpcpace.report.terminal import print_document
@@ -285,12 +285,12 @@ def _shown(call: _Call, record: ProbeRecord, before: ProbeRecord | None) -> int:
     return EXIT_CANNOT_TELL if before is not None and is_unclear(found) else EXIT_OK
 
 
-def _chosen_parts(names: Sequence[str], *, cores_in_turn: bool = False) -> list[Part]:
+def _chosen_parts(names: Sequence[str], *, cores_in_turn: bool = False) -> list[Measurement]:
     """Return the parts of a probe with some names, in the order of `PART_NAMES`."""
     from hpcpace.probe.hosts import Copies, Noise
     from hpcpace.probe.pairs import Pairs
     from hpcpace.probe.sweep import Sweep
 
-    parts: tuple[Part, ...] = (Sweep(), Pairs(), Noise(one_at_a_time=cores_in_turn), Copies())
+    parts: tuple[Measurement, ...] = (Sweep(), Pairs(), Noise(one_at_a_time=cores_in_turn), Copies())
     known = {part.name: part for part in parts}
     return [known[name] for name in PART_NAMES if name in names]

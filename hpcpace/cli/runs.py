@@ -19,10 +19,10 @@ from hpcpace.core.environment import process_redaction
 from hpcpace.core.errors import TraceError
 from hpcpace.core.rundir import RUNS, find_runs
 from hpcpace.core.text import NS_PER_S, format_count, printable
-from hpcpace.diagnosis.run_state import RunRow, State, progress_line, run_rows
+from hpcpace.diagnosis.run_state import RunRow, RunState, progress_line, run_rows
 from hpcpace.report.terminal import notes
 
-_STYLES = {State.RUNNING: "cyan", State.HUNG: "red", State.FAILED: "red", State.CANNOT_TELL: "yellow"}
+_STYLES = {RunState.RUNNING: "cyan", RunState.HUNG: "red", RunState.FAILED: "red", RunState.CANNOT_TELL: "yellow"}
 _MAX_WORD, _MAX_SPEED = 20, 14
 
 

@@ -24,7 +24,7 @@ OPENMETRICS_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 _MAX_LABEL = 200
 
 
-class Kind(StrEnum):
+class MetricType(StrEnum):
     """The kinds of metrics; the value of an info is 1, and its labels are what it says."""
 
     GAUGE = "gauge"
@@ -44,7 +44,7 @@ class Family:
     """
 
     name: str
-    kind: Kind
+    kind: MetricType
     help: str
     unit: str = ""
     samples: list[tuple[Mapping[str, str], float]] = field(default_factory=list)
@@ -62,9 +62,9 @@ def exposition(families: Sequence[Family], *, is_openmetrics: bool = False) -> s
 
 
 def _lines(family: Family, is_openmetrics: bool) -> Iterable[str]:
-    suffix = {Kind.COUNTER: "_total", Kind.INFO: "_info"}.get(family.kind, "")
+    suffix = {MetricType.COUNTER: "_total", MetricType.INFO: "_info"}.get(family.kind, "")
     name = family.name if is_openmetrics else family.name + suffix
-    kind = Kind.GAUGE if family.kind == Kind.INFO and not is_openmetrics else family.kind
+    kind = MetricType.GAUGE if family.kind == MetricType.INFO and not is_openmetrics else family.kind
     yield f"# HELP {name} {_escaped(family.help) if is_openmetrics else family.help}"
     yield f"# TYPE {name} {kind}"
     if family.unit and is_openmetrics:

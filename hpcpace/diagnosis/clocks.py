@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from hpcpace.core.records import dataclass
 from hpcpace.core.thresholds import Thresholds, number
-from hpcpace.diagnosis.evidence import Evidence, TimedTraces
+from hpcpace.diagnosis.evidence import StepOperations, TimedTraces
 from hpcpace.diagnosis.summary import ClockJump, Clocks, ClockSuspect, HostPair
 from hpcpace.metrics import Floats, Ints
 from hpcpace.metrics.clock_suspects import Contradictions, Suspect, contradictions, judge, pair_violations, proven_leads
@@ -69,7 +69,7 @@ class Causality:
     violations: tuple[NDArray[Any], ...]
 
 
-def causality_of(evidence: Evidence) -> Causality:
+def causality_of(evidence: StepOperations) -> Causality:
     """Return what the operations say against the clocks."""
     done, matching = evidence.operations, evidence.matching
     first = matching.first
@@ -253,7 +253,7 @@ def _named(suspect: Suspect, hosts: Mapping[int, str]) -> ClockSuspect:
     )
 
 
-def _leads_ns(evidence: Evidence, found: Contradictions) -> dict[tuple[int, int], int]:
+def _leads_ns(evidence: StepOperations, found: Contradictions) -> dict[tuple[int, int], int]:
     done, enter_error_ns, exit_error_ns = evidence.operations, *np.zeros((2, len(found.rows)))
     for index, own in _rows_by_rank(evidence, found.rows):
         error_ns = DEVICE_ERROR_NS if ENQUEUE_COLUMN in evidence.traces[index].tables["collectives"] else _ROUNDING_NS
@@ -265,7 +265,7 @@ def _leads_ns(evidence: Evidence, found: Contradictions) -> dict[tuple[int, int]
     return proven_leads(done, found, node=node, enter_error_ns=enter_error_ns, exit_error_ns=exit_error_ns)
 
 
-def _violations(evidence: Evidence) -> tuple[NDArray[Any], ...]:
+def _violations(evidence: StepOperations) -> tuple[NDArray[Any], ...]:
     """Return the rows that exit before the last enter, as `Causality` has them."""
     done, matching = evidence.operations, evidence.matching
     early = np.flatnonzero(evidence.waits.negative_ns)
@@ -281,13 +281,13 @@ def _violations(evidence: Evidence) -> tuple[NDArray[Any], ...]:
     return exit_node, enter_node, evidence.waits.negative_ns[early], allowed_ns
 
 
-def _nodes(evidence: Evidence, rows: Ints) -> Ints:
+def _nodes(evidence: StepOperations, rows: Ints) -> Ints:
     """Return the node of the rank of each row, int64, (num_rows,)."""
     node = np.array([trace.header.node for trace in evidence.traces], np.int64)
     return node[np.searchsorted(evidence.ranks, evidence.operations.rank[rows])]
 
 
-def _rows_by_rank(evidence: Evidence, rows: Ints) -> Iterator[tuple[int, Ints]]:
+def _rows_by_rank(evidence: StepOperations, rows: Ints) -> Iterator[tuple[int, Ints]]:
     """Yield the index of the trace of each rank that has some of the rows, and the positions of these among them."""
     index = np.searchsorted(evidence.ranks, evidence.operations.rank[rows])
     order = np.argsort(index, kind="stable")
@@ -296,7 +296,7 @@ def _rows_by_rank(evidence: Evidence, rows: Ints) -> Iterator[tuple[int, Ints]]:
         yield trace, order[bounds[trace] : bounds[trace + 1]]
 
 
-def _widths_ns(evidence: Evidence, rows: Ints) -> Floats:
+def _widths_ns(evidence: StepOperations, rows: Ints) -> Floats:
     """Return the half-widths of clocks at the enters of rows, (num_rows,)."""
     widths_ns = np.zeros(len(rows))
     for index, own in _rows_by_rank(evidence, rows):

@@ -18,7 +18,7 @@ from hpcpace.core.pool import map_threads
 from hpcpace.core.records import dataclass
 from hpcpace.core.thresholds import ThresholdValues
 from hpcpace.diagnosis.devices import LEAST_COLUMN, SINCE_COLUMN, is_on_device
-from hpcpace.diagnosis.evidence import Evidence, TimedTraces, blocks_of_steps, evidence_of
+from hpcpace.diagnosis.evidence import StepOperations, TimedTraces, blocks_of_steps, evidence_of
 from hpcpace.metrics import Bools, Bytes, Floats, Ints
 from hpcpace.metrics.arrivals import clock_offsets_ns
 from hpcpace.metrics.common_clock import reference_times
@@ -86,8 +86,8 @@ class CloseUp:
         ahead_ns: by how much the clock of each rank is ahead of what its samples say, int64, (num_ranks,).
     """
 
-    evidence: Evidence
-    aligned: Evidence
+    evidence: StepOperations
+    aligned: StepOperations
     ahead_ns: Ints
     steps: StepPanel
     blocks: Blocks
@@ -163,7 +163,7 @@ def close_up_columns(num_steps: int, operations_per_step: float) -> Ints:
 
 def close_up_evidence(
     streams: Sequence[TraceStream], timed: TimedTraces, steps: StepPanel
-) -> tuple[Evidence, StepPanel]:
+) -> tuple[StepOperations, StepPanel]:
     """Return the operations of the steps to take apart, and these; arguments as of `take_close_up`.
 
     Raises:
@@ -183,7 +183,7 @@ def take_close_up(
     role: Ints,
     thresholds: ThresholdValues | None = None,
     *,
-    seen: tuple[Evidence, StepPanel] | None = None,
+    seen: tuple[StepOperations, StepPanel] | None = None,
 ) -> CloseUp | None:
     """Return some steps of a run taken apart; None without any operation in them.
 
@@ -216,7 +216,7 @@ def take_close_up(
     )
 
 
-def ahead_of_samples_ns(evidence: Evidence) -> Ints:
+def ahead_of_samples_ns(evidence: StepOperations) -> Ints:
     """Return by how much the clock of each rank is ahead of what its samples say, as its operations show it."""
     keys = [trace.header.host_key or str(trace.header.rank) for trace in evidence.traces]
     number = {key: index for index, key in enumerate(dict.fromkeys(keys))}
@@ -226,7 +226,7 @@ def ahead_of_samples_ns(evidence: Evidence) -> Ints:
     return np.asarray(np.append(found, np.zeros(len(number) - len(found), np.int64))[host], np.int64)
 
 
-def _aligned(evidence: Evidence, steps: StepPanel, ahead_ns: Ints) -> tuple[Evidence, StepPanel]:
+def _aligned(evidence: StepOperations, steps: StepPanel, ahead_ns: Ints) -> tuple[StepOperations, StepPanel]:
     """Return evidence and steps on clocks that are not ahead."""
     if not ahead_ns.any():
         return evidence, steps
@@ -256,7 +256,7 @@ def with_steps(stream: TraceStream, stretches: Sequence[tuple[int, int]]) -> Ran
     return replace(trace, tables={**trace.tables, "collectives": join_tables(rows)})
 
 
-def _blocks(evidence: Evidence, step: Ints) -> Blocks:
+def _blocks(evidence: StepOperations, step: Ints) -> Blocks:
     """Return the stretches of some steps in which ranks waited inside torch, or were paced, on the common clock."""
     found = zip(evidence.ranks, _phases(evidence, step, _BLOCKED), strict=True)
     parts = [
@@ -266,7 +266,7 @@ def _blocks(evidence: Evidence, step: Ints) -> Blocks:
     return Blocks(rank=rank, begin_ns=begin_ns, end_ns=end_ns, is_pause=is_pause)
 
 
-def _phases(evidence: Evidence, step: Ints, kinds: Sequence[Phase]) -> Iterator[tuple[Bytes, Ints, Ints]]:
+def _phases(evidence: StepOperations, step: Ints, kinds: Sequence[Phase]) -> Iterator[tuple[Bytes, Ints, Ints]]:
     """Yield kind, begin and end of the phases of some kinds in some steps, of each rank, on the common clock."""
     for trace, clock in zip(evidence.traces, evidence.clocks, strict=True):
         phases = trace.tables["phases"]

@@ -69,7 +69,7 @@ class TimedTraces:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Evidence(TimedTraces):
+class StepOperations(TimedTraces):
     """The operations of some steps, or of all.
 
     Attributes:
@@ -96,13 +96,13 @@ def timed_traces(traces: Sequence[RankTrace]) -> TimedTraces:
 
 def evidence_of(
     traces: Sequence[RankTrace], clocks: Sequence[CommonClock], unknown_clocks: tuple[int, ...]
-) -> Evidence:
+) -> StepOperations:
     """Return the evidence of traces, ascending by rank, whose clocks are known from `rank_clocks`."""
     collectives = list(map_threads(_completed, traces))
     parts = map_threads(lambda of_rank: rank_operations(*of_rank), zip(traces, clocks, collectives, strict=True))
     operations = gather_operations(list(parts))
     matching = match(operations, unknown_clocks=unknown_clocks)
-    return Evidence(
+    return StepOperations(
         traces=traces,
         clocks=clocks,
         unknown_clocks=unknown_clocks,
@@ -113,7 +113,7 @@ def evidence_of(
     )
 
 
-def by_clocks(evidence: Evidence, clocks: Sequence[CommonClock]) -> Evidence:
+def by_clocks(evidence: StepOperations, clocks: Sequence[CommonClock]) -> StepOperations:
     """Return evidence by other clocks of the same ranks; which operations belong together does not depend on them."""
     parts = map(rank_operations, evidence.traces, clocks, evidence.collectives)
     operations = gather_operations(list(parts))
@@ -195,7 +195,7 @@ def share_of_steps(streams: Sequence[TraceStream], step: Ints, num_seen: int, *,
 
 def iter_share(
     streams: Sequence[TraceStream], timed: TimedTraces, share: StepShare
-) -> Iterator[tuple[int | None, Evidence]]:
+) -> Iterator[tuple[int | None, StepOperations]]:
     """Yield the first step behind each range of a share, None behind the last one of a run, and its evidence.
 
     Each row of a collective is in exactly one range. The collectives of the traces in it are those of the range. An
@@ -277,7 +277,7 @@ def _first_later(stream: TraceStream, step: int) -> int:
     return int(later[0]) if len(later) else stream.num_blocks - 1
 
 
-def _has_unmatched(evidence: Evidence, step: int) -> bool:
+def _has_unmatched(evidence: StepOperations, step: int) -> bool:
     """Return whether operations of some step or later ones lack a row, not only a known clock."""
     done, matching = evidence.operations, evidence.matching
     if matching.is_matched.all():

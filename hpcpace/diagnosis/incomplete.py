@@ -14,7 +14,7 @@ import numpy as np
 from hpcpace.core.errors import TraceError
 from hpcpace.core.records import dataclass
 from hpcpace.core.text import format_duration, listed, named_ranks, plural, printable
-from hpcpace.diagnosis.evidence import Evidence, TimedTraces, rank_operations
+from hpcpace.diagnosis.evidence import StepOperations, TimedTraces, rank_operations
 from hpcpace.diagnosis.summary import ClockJump, Clocks, ClockSuspect, Incomplete, IncompleteRank
 from hpcpace.metrics import Ints
 from hpcpace.metrics.lost_operations import (
@@ -206,7 +206,7 @@ def find_incomplete(
     )
 
 
-def completed_of(evidence: Evidence) -> Completed:
+def completed_of(evidence: StepOperations) -> Completed:
     """Return what completed operations reveal about what is missing."""
     return Completed(
         records=records_of(evidence.operations, evidence.matching),
@@ -214,7 +214,7 @@ def completed_of(evidence: Evidence) -> Completed:
     )
 
 
-def never_completed(evidence: Evidence) -> list[RankOperations]:
+def never_completed(evidence: StepOperations) -> list[RankOperations]:
     """Return the rows of operations that never completed or that failed, of each rank that has some."""
     parts = []
     for trace, clock in zip(evidence.traces, evidence.clocks, strict=True):

@@ -36,7 +36,7 @@ from hpcpace.diagnosis.topics.straggler import work_excess
 from hpcpace.diagnosis.verdict import Diagnosis, diagnose, verdict_of, with_end
 from hpcpace.metrics import Floats, Ints
 from hpcpace.metrics.arrivals import ArrivalThresholds, LateArrival, late_arrivals
-from hpcpace.metrics.communication import Kind
+from hpcpace.metrics.communication import OperationKind
 from hpcpace.metrics.flow_figures import (
     FigureThresholds,
     FlowFindings,
@@ -375,7 +375,7 @@ class CoreWaitThresholds(Thresholds, topic="links"):
 def flow_findings(
     network: NetworkEvidence,
     settings: DiagnosisConfig,
-    kinds: Sequence[Kind],
+    kinds: Sequence[OperationKind],
     panels: Panels,
     thresholds: ThresholdValues,
 ) -> FlowFindings | None:
@@ -536,7 +536,7 @@ def _core_wait(places: Topology, panels: Panels, shared_part: float) -> Floats:
     return np.asarray(np.maximum(found - usual, 0.0) + shared_part * np.minimum(found, usual))
 
 
-def _message_bytes(kinds: Sequence[Kind]) -> float:
+def _message_bytes(kinds: Sequence[OperationKind]) -> float:
     """Return the mean size of messages, infinite where most bytes are of collectives."""
     messages = [kind for kind in kinds if kind.op in MESSAGE_NAMES]
     total = sum(kind.size_bytes for kind in messages)

@@ -24,7 +24,7 @@ from hpcpace.diagnosis.close_up import (
     take_close_up,
 )
 from hpcpace.diagnosis.devices import has_device, idle_by_phase, is_host_timed, is_on_device, on_devices
-from hpcpace.diagnosis.evidence import Evidence, TimedTraces, timed_traces
+from hpcpace.diagnosis.evidence import StepOperations, TimedTraces, timed_traces
 from hpcpace.diagnosis.finding import CpuQuota, Panels
 from hpcpace.diagnosis.host_pace import issue_ratio
 from hpcpace.diagnosis.incomplete import HOST_TIMES, MARK_STEPS, NO_PHASES, sound_stream
@@ -115,7 +115,7 @@ class Measured:
     operations: OperationFigures
     thresholds: ThresholdValues = field(default_factory=ThresholdValues)
     samples: ClockSamples | None = None
-    seen: tuple[Evidence, StepPanel] | None = None
+    seen: tuple[StepOperations, StepPanel] | None = None
 
     @property
     def parts(self) -> Floats:
@@ -344,7 +344,7 @@ def measure(
 
 def _contradicted(
     timed: TimedTraces, chosen: StepPanel
-) -> tuple[ClockSamples | None, tuple[Evidence, StepPanel] | None]:
+) -> tuple[ClockSamples | None, tuple[StepOperations, StepPanel] | None]:
     """Return the clocks where operations of devices show that one is wrong by more than its samples allow, else None.
 
     And, if none is wrong, the operations of the steps to take apart.

@@ -17,7 +17,7 @@ from hpcpace.core.records import dataclass
 from hpcpace.diagnosis.clocks import Causality, causality_of, join_causality
 from hpcpace.diagnosis.evidence import (
     MARGIN_STEPS,
-    Evidence,
+    StepOperations,
     StepShare,
     TimedTraces,
     by_clocks,
@@ -36,8 +36,8 @@ from hpcpace.diagnosis.within_steps import PathSums, StepPanels, WithinSteps, di
 from hpcpace.metrics import Bools, Floats, Ints
 from hpcpace.metrics.common_clock import CommonClock
 from hpcpace.metrics.communication import (
-    Kind,
     KindTotals,
+    OperationKind,
     RankTotals,
     add_kinds,
     join_kinds,
@@ -84,7 +84,7 @@ class TransferSums:
     is_whole: bool = True
 
 
-def transfer_sums(evidence: Evidence, step: Ints) -> TransferSums:
+def transfer_sums(evidence: StepOperations, step: Ints) -> TransferSums:
     """Return the sums of a part of a run: of each group, operation and size, the transfers of each step.
 
     The transfer of an operation is the largest of its ranks. Messages count as operations of the pair.
@@ -148,7 +148,7 @@ def transfer_series(parts: Sequence[TransferSums], num_steps: int) -> list[Group
     ]
 
 
-def operation_transfers(evidence: Evidence) -> tuple[Ints, Bools]:
+def operation_transfers(evidence: StepOperations) -> tuple[Ints, Bools]:
     """Return the transfer of each operation, the longest of its ranks, and whether its receiver saw all of it.
 
     Only a receiver that waits sees how long a message takes: for a late one it has arrived before. And of a message
@@ -174,7 +174,7 @@ def operation_transfers(evidence: Evidence) -> tuple[Ints, Bools]:
     return np.maximum.reduce([ns for ns, _ in found]), np.logical_or.reduce([seen for _, seen in found])
 
 
-def _kinds(evidence: Evidence, first: Ints) -> tuple[Ints, Ints]:
+def _kinds(evidence: StepOperations, first: Ints) -> tuple[Ints, Ints]:
     """Return the keys of series, ascending, and the number of the series of each operation.
 
     Args:
@@ -231,7 +231,7 @@ class OperationFigures:
     has_messages: bool
     transfers: tuple[GroupTransfers, ...]
     totals: RankTotals
-    kinds: tuple[Kind, ...]
+    kinds: tuple[OperationKind, ...]
     origins: Origins
     path: PathSums
     causality: Causality
@@ -439,13 +439,13 @@ class _ShareSums:
         self._tails: list[Table | None] = [None] * len(timed.traces)
         self._found = _ShareFigures()
 
-    def begin(self, stop: int, evidence: Evidence) -> None:
+    def begin(self, stop: int, evidence: StepOperations) -> None:
         """Take from the steps just before the first range what goes on in it."""
         self._num_done = num_complete(self._chosen, stop)
         self._within.begin(stop, evidence)
         self._keep_tails(stop, [divide_operations(evidence, index) for index in range(len(evidence.traces))])
 
-    def add(self, stop: int | None, evidence: Evidence) -> None:
+    def add(self, stop: int | None, evidence: StepOperations) -> None:
         """Add a range of steps that ends before `stop`."""
         done, steps = evidence.operations, self._chosen.step
         mask = columns_of(steps, done.step) >= 0
@@ -465,7 +465,7 @@ class _ShareSums:
         self._add_to_panels(stop, evidence, columns)
         self._num_done = columns.stop
 
-    def _add_to_panels(self, stop: int | None, evidence: Evidence, columns: slice) -> None:
+    def _add_to_panels(self, stop: int | None, evidence: StepOperations, columns: slice) -> None:
         def of_rank(index: int) -> Table:
             rows, tail = divide_operations(evidence, index), self._tails[index]
             if tail is not None:

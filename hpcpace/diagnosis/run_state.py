@@ -38,7 +38,7 @@ _MAX_HEADLINE, _MAX_DTYPE = 200, 32  # display: letters
 _MAX_RANKS, _MAX_INTERVAL_S, _MAX_RATE = (1 << 31) - 1, 1e9, 1e15
 
 
-class State(StrEnum):
+class RunState(StrEnum):
     """What an attempt does."""
 
     RUNNING = "running"
@@ -49,7 +49,7 @@ class State(StrEnum):
     CANNOT_TELL = "cannot tell"
 
 
-_OUTCOMES = {"finished": State.FINISHED, "stopped": State.STOPPED, "out of memory": State.FAILED}
+_OUTCOMES = {"finished": RunState.FINISHED, "stopped": RunState.STOPPED, "out of memory": RunState.FAILED}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,7 +143,7 @@ def _start(content: Any) -> StartRecord:
 
 def attempt_state(
     attempt: Attempt, start: StartRecord, *, outcome: str = "", verdict: str = ""
-) -> tuple[State, int | None]:
+) -> tuple[RunState, int | None]:
     """Return what an attempt does, and how many steps it has done, None unless traces were looked at.
 
     Args:
@@ -158,21 +158,21 @@ def attempt_state(
         traces = list(_looked_at(attempt, journals))
         num_steps = max((steps_of(trace) for trace in traces), default=None)
         if verdict == "hang" or any(_hangs(trace) for trace in traces):
-            return State.HUNG, num_steps
-        return State.RUNNING if is_running(attempt, start) else State.FAILED, num_steps
+            return RunState.HUNG, num_steps
+        return RunState.RUNNING if is_running(attempt, start) else RunState.FAILED, num_steps
     if verdict in ("hang", "ended early"):
-        return State.HUNG if verdict == "hang" else State.FAILED, None
+        return RunState.HUNG if verdict == "hang" else RunState.FAILED, None
     ranks = list(attempt.trace_files())
     if not ranks and attempt.packs():
         ranks = list(range(max(start.num_ranks, 1)))
     if not ranks:
-        return State.CANNOT_TELL, None
+        return RunState.CANNOT_TELL, None
     if start.is_workload:  # it leaves result.json if it ends in order
-        return State.FAILED, None
+        return RunState.FAILED, None
     traces = list(_looked_at(attempt, ranks[:1] + ranks[1:][-1:]))
     if any(_has_failed(trace) for trace in traces):
-        return State.FAILED, None
-    return State.FINISHED if traces or verdict else State.CANNOT_TELL, None
+        return RunState.FAILED, None
+    return RunState.FINISHED if traces or verdict else RunState.CANNOT_TELL, None
 
 
 def journals_of(attempt: Attempt) -> list[int]:
@@ -201,10 +201,10 @@ def progress_words(attempt: Attempt, num_steps: int) -> str:
     start = read_start(attempt, [])
     if not is_running(attempt, start):
         return ""
-    return progress_line(State.RUNNING, num_steps, start.planned_steps)
+    return progress_line(RunState.RUNNING, num_steps, start.planned_steps)
 
 
-def progress_line(state: State, num_steps: int, planned_steps: int | None) -> str:
+def progress_line(state: RunState, num_steps: int, planned_steps: int | None) -> str:
     """Return what an attempt does and how far it is."""
     return f"{state}, step {num_steps}" + ("" if planned_steps is None else f" of {planned_steps}")
 
@@ -277,7 +277,7 @@ class RunRow:
     path: str
     attempt: int
     num_attempts: int
-    state: State
+    state: RunState
     num_steps: int | None = None
     planned_steps: int | None = None
     verdict: str = NOT_REPORTED
@@ -327,7 +327,7 @@ def run_row(path: Path) -> RunRow:
         run = open_run(path)
         attempts = run.attempts()
     except TraceError as error:
-        return RunRow(path=str(path), attempt=-1, num_attempts=0, state=State.CANNOT_TELL, problems=(str(error),))
+        return RunRow(path=str(path), attempt=-1, num_attempts=0, state=RunState.CANNOT_TELL, problems=(str(error),))
     problems: list[str] = []
     attempt = attempts[-1]
     start = read_start(attempt, problems)

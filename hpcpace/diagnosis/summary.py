@@ -18,7 +18,7 @@ from hpcpace.diagnosis.network_summary import NetworkFigures
 from hpcpace.diagnosis.network_summary import Overlap as Overlap
 from hpcpace.diagnosis.network_summary import ProbedFigures as ProbedFigures
 from hpcpace.metrics.clock_suspects import PairViolations
-from hpcpace.metrics.communication import Kind as Kind
+from hpcpace.metrics.communication import OperationKind as OperationKind
 from hpcpace.metrics.hotspots import Hotspot
 from hpcpace.metrics.lost_operations import OpenOperation
 from hpcpace.metrics.phases import Part as Part
@@ -908,7 +908,7 @@ class Summary:
     tracing: Tracing
     ranks: tuple[RankRow, ...]
     roles: tuple[RoleRow, ...]
-    kinds: tuple[Kind, ...]
+    kinds: tuple[OperationKind, ...]
     clocks: Clocks
     cut_off: Incomplete
     settings: dict[str, float] = field(default_factory=dict)

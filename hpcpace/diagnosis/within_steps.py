@@ -14,7 +14,7 @@ import numpy as np
 
 from hpcpace.core.records import dataclass
 from hpcpace.core.thresholds import Thresholds, number
-from hpcpace.diagnosis.evidence import MARGIN_STEPS, Evidence, TimedTraces
+from hpcpace.diagnosis.evidence import MARGIN_STEPS, StepOperations, TimedTraces
 from hpcpace.metrics import Bools, Floats, Ints
 from hpcpace.metrics.common_clock import reference_times
 from hpcpace.metrics.communication import under_way_ns
@@ -154,11 +154,11 @@ class WithinSteps:
         self.origins = Origins(direct_ns=none, propagated_ns=none, waited_ns=none)
         self.path = PathSums(work_ns=np.zeros(num_ranks, np.int64), transfer_ns={})
 
-    def begin(self, stop: int, evidence: Evidence) -> None:
+    def begin(self, stop: int, evidence: StepOperations) -> None:
         """Take the steps just before the first range."""
         self._keep_tail(stop, _portion_of(evidence))
 
-    def add(self, stop: int | None, evidence: Evidence, columns: slice) -> None:
+    def add(self, stop: int | None, evidence: StepOperations, columns: slice) -> None:
         """Add a range.
 
         Args:
@@ -219,7 +219,7 @@ class WithinSteps:
         return Blocks(rank=rank, begin_ns=begin_ns, end_ns=end_ns)
 
 
-def _portion_of(evidence: Evidence) -> _Portion:
+def _portion_of(evidence: StepOperations) -> _Portion:
     done, matching = evidence.operations, evidence.matching
     is_whole = matching.is_matched
     is_apart = done.step[matching.first][matching.instance] != done.step
@@ -330,7 +330,7 @@ class StepPanels:
             self.message_wait_ns[index, columns] = waited_ns
 
 
-def divide_operations(evidence: Evidence, index: int) -> Table:
+def divide_operations(evidence: StepOperations, index: int) -> Table:
     """Return what of a rank's operations its steps are divided by, on its own clock."""
     table, end = evidence.collectives[index], evidence.ends[index]
     own = slice(end - len(table), end)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 
-class Kind(StrEnum):
+class ColumnType(StrEnum):
     """The type of a column as pandas names it; `text` is a category in frames and a string in files."""
 
     INT = "int64"
@@ -42,7 +42,7 @@ class Column:
     """One column of a frame."""
 
     name: str
-    kind: Kind
+    kind: ColumnType
     meaning: str
 
 
@@ -68,7 +68,7 @@ Columns = Mapping[str, Values]
 
 
 FRAMES: Mapping[str, tuple[Column, ...]] = {
-    table: tuple(Column(name, Kind[kind.upper()], meaning) for name, (kind, meaning) in columns.items())
+    table: tuple(Column(name, ColumnType[kind.upper()], meaning) for name, (kind, meaning) in columns.items())
     for table, columns in tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8")).items()
 }
 """The columns of each frame, in their order; rows have the index 0, 1, 2 ..."""
@@ -84,7 +84,7 @@ def texts_of(values: list[str]) -> Texts:
 def nothing(table: str) -> dict[str, Values]:
     """Return the columns of a frame without rows."""
     empty = np.zeros(0, np.int64)
-    return {c.name: Texts((), empty) if c.kind is Kind.TEXT else empty.astype(c.kind) for c in FRAMES[table]}
+    return {c.name: Texts((), empty) if c.kind is ColumnType.TEXT else empty.astype(c.kind) for c in FRAMES[table]}
 
 
 def joined(table: str, blocks: Iterable[Columns]) -> Columns:
@@ -225,7 +225,12 @@ def _schema(name: str, kind: Format) -> Any:
     import pyarrow as pa
 
     text = pa.string() if kind is Format.CSV else pa.dictionary(pa.int32(), pa.string())
-    types = {Kind.INT: pa.int64(), Kind.FLOAT: pa.float64(), Kind.BOOL: pa.bool_(), Kind.TEXT: text}
+    types = {
+        ColumnType.INT: pa.int64(),
+        ColumnType.FLOAT: pa.float64(),
+        ColumnType.BOOL: pa.bool_(),
+        ColumnType.TEXT: text,
+    }
     return pa.schema([pa.field(column.name, types[column.kind]) for column in FRAMES[name]])
 
 
@@ -237,7 +242,7 @@ def _table(name: str, kind: Format, columns: Columns, schema: Any) -> Any:
     for column in FRAMES[name]:
         values = columns[column.name]
         if not isinstance(values, Texts):
-            arrays.append(pa.array(np.asarray(values, column.kind), from_pandas=column.kind is Kind.FLOAT))
+            arrays.append(pa.array(np.asarray(values, column.kind), from_pandas=column.kind is ColumnType.FLOAT))
             continue
         names = [text_cell(text) for text in values.names] if kind is Format.CSV else list(values.names)
         codes = pa.array(values.code.astype(np.int32), mask=values.code < 0)

@@ -14,7 +14,7 @@ from hpcpace.core.errors import TraceError, UsageError, with_reasons
 from hpcpace.core.records import dataclass
 from hpcpace.core.text import format_ranges, rank_list
 from hpcpace.diagnosis.clocks import rank_clock_figures
-from hpcpace.diagnosis.evidence import Evidence, iter_share, share_of_steps
+from hpcpace.diagnosis.evidence import StepOperations, iter_share, share_of_steps
 from hpcpace.diagnosis.incomplete import SoundStream, sound_stream
 from hpcpace.diagnosis.judged import JudgedAttempt
 from hpcpace.diagnosis.measure import Measured
@@ -343,7 +343,7 @@ def _check_unchanged(extent: Extent, streams: Sequence[SoundStream]) -> None:
 
 
 def _columns(
-    extent: Extent, evidence: Evidence, held_up: dict[int, HeldUp | None], rows: Ints, ids: Ints
+    extent: Extent, evidence: StepOperations, held_up: dict[int, HeldUp | None], rows: Ints, ids: Ints
 ) -> dict[str, Values]:
     done, matching, waits = evidence.operations, evidence.matching, evidence.waits
     held = [held_up[rank] for rank in np.unique(done.rank).tolist()]
@@ -377,7 +377,7 @@ def _columns(
     }
 
 
-def _clock_error_ns(extent: Extent, evidence: Evidence) -> Floats:
+def _clock_error_ns(extent: Extent, evidence: StepOperations) -> Floats:
     """Return the error of the transfer of each operation, float64, (num_instances,).
 
     It is two half-widths between hosts, and none on one host. It is not known where a clock may be wrong.
@@ -406,7 +406,7 @@ def _op_names(op: Ints) -> Texts:
     return Texts(tuple(op_name(one) for one in found.tolist()), code.astype(np.int64))
 
 
-def _group_names(evidence: Evidence, group: Ints) -> tuple[tuple[str, ...], Ints]:
+def _group_names(evidence: StepOperations, group: Ints) -> tuple[tuple[str, ...], Ints]:
     """Return the names of groups, each once, and the index of that of each row, -1 where it is unknown."""
     number: dict[str, int] = {}
     code = [number.setdefault(one.name, len(number)) for one in evidence.operations.groups]

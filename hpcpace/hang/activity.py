@@ -24,7 +24,7 @@ from hpcpace.core.errors import TraceError
 from hpcpace.core.records import dataclass
 from hpcpace.core.rundir import Attempt
 from hpcpace.core.text import NS_PER_S, shortened
-from hpcpace.hang.views import Activity, Doing, FoundHang, RankView, State
+from hpcpace.hang.views import Activity, Doing, FoundHang, ProcessState, RankView
 from hpcpace.trace.reader import read_rank
 from hpcpace.trace.schema import Phase
 from hpcpace.trace.tables import RankTrace, Table
@@ -229,7 +229,7 @@ def _recorded(attempt: Attempt, view: RankView, now_ns: int) -> Activity | None:
     wanted = cores + float(wait_ns[-1] - wait_ns[begin]) / over_ns
     if cores < 0 or _MAX_ASLEEP_CORES < wanted < _MIN_RUNNING_CORES:
         return None
-    state = State.RUNNING if wanted >= _MIN_RUNNING_CORES else State.ASLEEP
+    state = ProcessState.RUNNING if wanted >= _MIN_RUNNING_CORES else ProcessState.ASLEEP
     return Activity(state=state, cores=cores, over_ns=over_ns, is_now=False)
 
 
@@ -262,14 +262,14 @@ def _activity(pid: int, looks: Sequence[_Look], over_ns: int) -> Activity:
     cores = (looks[-1].cpu_ns - looks[0].cpu_ns) / over_ns
     states = [look.state for look in looks]
     if states[-1] in "Tt":
-        state = State.STOPPED
+        state = ProcessState.STOPPED
     elif 2 * states.count("D") > len(states):
-        state = State.BLOCKED
+        state = ProcessState.BLOCKED
     elif 2 * states.count("R") > len(states) or cores >= _MIN_RUNNING_CORES:
-        state = State.RUNNING
+        state = ProcessState.RUNNING
     else:
-        state = State.ASLEEP
-    waits = _sleeps_for(pid) if state is State.ASLEEP else ""
+        state = ProcessState.ASLEEP
+    waits = _sleeps_for(pid) if state is ProcessState.ASLEEP else ""
     return Activity(state=state, cores=cores, over_ns=over_ns, is_now=True, pid=pid, waits=waits)
 
 

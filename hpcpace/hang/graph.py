@@ -71,7 +71,7 @@ class Meeting:
         return self.missing | self.unknown
 
 
-class Waits:
+class WaitGraph:
     """The unfinished operations of a job.
 
     Attributes:
@@ -241,7 +241,7 @@ class Graph:
         odd: ranks whose first operation that does not move is finished at a peer, with that call.
     """
 
-    waits: Waits
+    waits: WaitGraph
     edges: dict[int, Mapping[int, Place]] = field(default_factory=dict)
     odd: dict[int, Call] = field(default_factory=dict)
     _shared: dict[tuple[Place, ...], dict[int, Place]] = field(default_factory=dict)

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from hpcpace.core.records import dataclass
 from hpcpace.core.text import rank_list
-from hpcpace.hang.graph import Graph, Meeting, Place, Waits, call_order, is_silent
+from hpcpace.hang.graph import Graph, Meeting, Place, WaitGraph, call_order, is_silent
 from hpcpace.hang.views import Call, Channel, Doing, Hang, HangKind, JobView, RankView
 
 _OWN_WORK = frozenset({Doing.STARTING, Doing.COMPUTING, Doing.LOADING, Doing.SAVING, Doing.EVALUATING})
@@ -47,7 +47,7 @@ def find_hang(job: JobView, *, least_ns: int = 0) -> Hang | None:
         least_ns: how long an operation must be open for the job to hang; 0 for records that were written because of a
             hang. Operations of which it is not known when they were entered count.
     """
-    waits = Waits(job)
+    waits = WaitGraph(job)
     if not waits.open_calls and job.unplaced:
         reason = "which operations its ranks are in is not known"
         return Hang(kind=HangKind.UNKNOWN, waiting=job.unplaced, reason=reason)

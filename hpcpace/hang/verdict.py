@@ -34,7 +34,7 @@ from hpcpace.core.text import (
     rank_list,
     shortened,
 )
-from hpcpace.hang.views import Call, Doing, FoundHang, Hang, HangKind, JobView, RankView, State
+from hpcpace.hang.views import Call, Doing, FoundHang, Hang, HangKind, JobView, ProcessState, RankView
 
 _NEXT = frozenset({Doing.LOADING, Doing.SAVING, Doing.EVALUATING, Doing.COMMUNICATING})
 _OUTSIDE = frozenset({HangKind.NEVER_CALLED, HangKind.OWN_WORK, HangKind.GONE})
@@ -233,7 +233,7 @@ def _advice(hang: Hang, job: JobView) -> str:
                 host = "its host" if len(named) == 1 else "their hosts"
                 return f"read the log of {hosts}, and look for the out-of-memory killer on {host} (dmesg)"
             views = [job.ranks[rank] for rank in named]
-            if _are_here(views) and not any(str(view.activity) == State.STOPPED for view in views):
+            if _are_here(views) and not any(str(view.activity) == ProcessState.STOPPED for view in views):
                 return f"{look}: its process is there, but no thread of its Python runs"
             return f"see whether the host of {hosts} answers, and whether its process was stopped or killed (ps, dmesg)"
         case HangKind.PEERS_LEFT if hang.could_be:
@@ -253,7 +253,7 @@ def _advice(hang: Hang, job: JobView) -> str:
 
 def _is_open(view: RankView) -> bool:
     """Return whether it is not known what a rank does, and nothing points to its storage."""
-    is_blocked = view.activity is not None and view.activity.state is State.BLOCKED
+    is_blocked = view.activity is not None and view.activity.state is ProcessState.BLOCKED
     return not is_blocked and (view.is_guess or view.doing is Doing.COMPUTING)
 
 
@@ -505,7 +505,7 @@ def _with_size(call: Call, beside: Call) -> str:
 
 def doing_words(view: RankView, *, is_many: bool = False) -> str:
     """Return what a rank does as far as it is known, and not guessed; empty where nothing is known."""
-    is_asleep = view.activity is not None and view.activity.state is not State.RUNNING
+    is_asleep = view.activity is not None and view.activity.state is not ProcessState.RUNNING
     if view.is_guess or (view.doing is Doing.COMPUTING and is_asleep):
         after = f" after {view.after}" if view.after else ""
         return f"in {'their' if is_many else 'its'} own code{after}"

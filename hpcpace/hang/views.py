@@ -24,7 +24,7 @@ class Doing(StrEnum):
     ENDED = "ended"
 
 
-class State(StrEnum):
+class ProcessState(StrEnum):
     """What the kernel says of a process, apart from what its program is at."""
 
     ASLEEP = "asleep"
@@ -46,7 +46,7 @@ class Activity:
         waits: what it sleeps for, like "in a write to the pipe /tmp/x"; empty where unknown.
     """
 
-    state: State
+    state: ProcessState
     cores: float
     over_ns: int
     is_now: bool

@@ -31,7 +31,16 @@ from hpcpace.lab.fabric import (
     set_rate,
     set_up,
 )
-from hpcpace.lab.hosts import HostCgroup, Load, host_pid, kill_host, living_pid, load_command, running_on, start_hosts
+from hpcpace.lab.hosts import (
+    HostCgroup,
+    LoadKind,
+    host_pid,
+    kill_host,
+    living_pid,
+    load_command,
+    running_on,
+    start_hosts,
+)
 from hpcpace.lab.plan import LabFiles, LabPlan
 
 Wait = Callable[[float | None], bool]
@@ -393,7 +402,7 @@ class Neighbour(HostFault):
 
     def hold(self, lab: InsideLab, wait: Wait, note: Callable[..., None]) -> None:
         """Run the processes until the end."""
-        command = load_command(Load(self.load), self.core)
+        command = load_command(LoadKind(self.load), self.core)
         with ExitStack() as running:
             host = lab.plan.host(self.host)
             started = [running.enter_context(running_on(lab.files, host, command)) for _ in range(self.processes)]

@@ -382,14 +382,14 @@ def command_on(files: LabFiles, host: LabHost, command: Sequence[str], *, folder
     return host_command(living_pid(files, host), command, folder=folder, cgroups=groups)
 
 
-class Load(StrEnum):
+class LoadKind(StrEnum):
     """The resource that another process on the host takes from a job."""
 
     CPU = "cpu"
     MEMORY = "memory"
 
 
-def load_command(load: Load, core: int | None) -> list[str]:
+def load_command(load: LoadKind, core: int | None) -> list[str]:
     """Return a command that never ends and takes a core, or memory bandwidth as well.
 
     Args:
@@ -398,7 +398,7 @@ def load_command(load: Load, core: int | None) -> list[str]:
     """
     pin = "" if core is None else f"import os; os.sched_setaffinity(0, {{{core}}})\n"
     work = "while True: pass"
-    if load is Load.MEMORY:
+    if load is LoadKind.MEMORY:
         work = f"a, b = bytearray({_COPIED_BYTES}), bytearray({_COPIED_BYTES})\nwhile True: b[:] = a"
     return [sys.executable, "-I", "-c", pin + work]
 

@@ -40,7 +40,7 @@ _SHOWN_QUANTILES = (0.5, 0.95)  # display: of durations
 
 
 @dataclass(frozen=True, kw_only=True)
-class Kind:
+class OperationKind:
     """All operations of one kind over groups of one size.
 
     Attributes:
@@ -221,7 +221,7 @@ def totals_by_kind(operations: Operations, matching: Matching, waits: Waits, mas
     ]
 
 
-def join_kinds(parts: Iterable[KindTotals]) -> list[Kind]:
+def join_kinds(parts: Iterable[KindTotals]) -> list[OperationKind]:
     """Return the kinds of operations of all parts of a run together, the one with most time first."""
     sums: dict[tuple[int, int], KindTotals] = {}
     add_kinds(sums, parts)
@@ -240,9 +240,9 @@ def add_kinds(sums: dict[tuple[int, int], KindTotals], parts: Iterable[KindTotal
         sums[key] = part
 
 
-def _kind(total: KindTotals) -> Kind:
+def _kind(total: KindTotals) -> OperationKind:
     median_ns, p95_ns = (_quantile_ns(total.durations, share) for share in _SHOWN_QUANTILES)
-    return Kind(
+    return OperationKind(
         op=op_name(total.op),
         group_size=total.group_size,
         num_rows=total.num_rows,

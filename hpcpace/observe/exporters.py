@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from hpcpace import __version__
 from hpcpace.core.environment import RankInfo, process_redaction
-from hpcpace.core.exposition import Family, Kind, exposition
+from hpcpace.core.exposition import Family, MetricType, exposition
 from hpcpace.core.files import target_folder, write_file
 from hpcpace.core.rundir import Attempt
 from hpcpace.core.text import NS_PER_S, format_duration, plural, shell_word
@@ -308,24 +308,26 @@ class Exporters:
         ended_ns = self._unix_clock() - (self._clock() - self._last_end_ns)
         recorder, clocks = self._recording.recorder, self._recording.clocks
         halfwidth_ns = None if clocks is None else clocks.halfwidth_ns
-        values: list[tuple[str, Kind, str, str, float | None]] = [
-            ("hpcpace_running", Kind.GAUGE, "", "Whether the run is under way.", 1),
-            ("hpcpace_step_seconds", Kind.GAUGE, "seconds", "Mean time of the last steps of this rank.", self._step_s),
-            ("hpcpace_last_step_timestamp_seconds", Kind.GAUGE, "seconds", "Unix time of the end of the last step.",
+        values: list[tuple[str, MetricType, str, str, float | None]] = [
+            ("hpcpace_running", MetricType.GAUGE, "", "Whether the run is under way.", 1),
+            ("hpcpace_step_seconds", MetricType.GAUGE, "seconds", "Mean time of the last steps of this rank.",
+             self._step_s),
+            ("hpcpace_last_step_timestamp_seconds", MetricType.GAUGE, "seconds",
+             "Unix time of the end of the last step.",
              ended_ns / NS_PER_S if num_steps else None),
-            ("hpcpace_clock_error_seconds", Kind.GAUGE, "seconds", "Uncertainty of this rank's clock.",
+            ("hpcpace_clock_error_seconds", MetricType.GAUGE, "seconds", "Uncertainty of this rank's clock.",
              None if halfwidth_ns is None else halfwidth_ns / NS_PER_S),
-            ("hpcpace_steps", Kind.COUNTER, "", "Steps that this rank has ended in this attempt.", num_steps),
-            ("hpcpace_samples", Kind.COUNTER, "", "Samples credited to this rank.", self._num_samples),
-            ("hpcpace_dropped_rows", Kind.COUNTER, "", "Rows that this rank gave up.", recorder.num_dropped),
-            ("hpcpace_recorder_seconds", Kind.COUNTER, "seconds", "The recorder's own time on this rank.",
+            ("hpcpace_steps", MetricType.COUNTER, "", "Steps that this rank has ended in this attempt.", num_steps),
+            ("hpcpace_samples", MetricType.COUNTER, "", "Samples credited to this rank.", self._num_samples),
+            ("hpcpace_dropped_rows", MetricType.COUNTER, "", "Rows that this rank gave up.", recorder.num_dropped),
+            ("hpcpace_recorder_seconds", MetricType.COUNTER, "seconds", "The recorder's own time on this rank.",
              recorder.cost_ns / NS_PER_S),
         ]  # fmt: skip
         families = []
         for name, kind, unit, text, value in values:
             families.append(Family(name=name, kind=kind, help=text, unit=unit))
             families[-1].add(value, self._labels)
-        families.append(Family(name="hpcpace_run", kind=Kind.INFO, help="What the run is."))
+        families.append(Family(name="hpcpace_run", kind=MetricType.INFO, help="What the run is."))
         families[-1].add(1, {**self._labels, **self._info})
         return exposition(families)
 

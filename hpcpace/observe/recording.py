@@ -50,7 +50,7 @@ from hpcpace.observe.settings import ClockConfig, HangConfig, MetricsConfig, Tra
 from hpcpace.observe.steps import StepFinder
 from hpcpace.observe.switching import NO_SIGNAL, OrderFile, OrderSignal, find_switching
 from hpcpace.observe.update_patterns import StepSource
-from hpcpace.observe.watchdog import Seen, Watchdog
+from hpcpace.observe.watchdog import Look, Watchdog
 from hpcpace.trace.recorder import Recorder
 from hpcpace.trace.schema import DEVICE_TABLES, NUMBER_BITS, TABLES, ErrorPart, EventKind, Phase, StepFlag, TraceHeader
 from hpcpace.world.clock import ClockSync
@@ -487,11 +487,11 @@ class Recording:
         device_times = None if self._device is None else self._device.times
         return CollectiveObserver(self.recorder, device_times=device_times, **shared)
 
-    def seen(self) -> Seen:
+    def seen(self) -> Look:
         """Return what shows whether this rank moves; safe in any thread, and cheap."""
         regions = self.recorder.regions_under_way()
         named = next((region for region in regions if region[0] in (Phase.CHECKPOINT, Phase.EVAL)), None)
-        return Seen(
+        return Look(
             step=self.recorder.step,
             num_moves=sum(number for *_, number in self._collectives.current.entered()) + self.phases.num_ended,
             under_way=named or self.phases.under_way or next(iter(regions), None),

@@ -69,7 +69,7 @@ _MIN_GAP_NS = 3 * NS_PER_S
 _EXCUSES = {Phase.CHECKPOINT: "it saves a checkpoint", Phase.EVAL: "it evaluates"}
 
 
-class Seen(NamedTuple):
+class Look(NamedTuple):
     """What one look at a rank shows.
 
     Attributes:
@@ -141,7 +141,7 @@ class StepAge:
         """Count no time as suspended that the watchdog itself has spent since the last look."""
         self._last_look_ns = now_ns
 
-    def look(self, now_ns: int, seen: Seen) -> Age | None:
+    def look(self, now_ns: int, seen: Look) -> Age | None:
         """Return the age of a step that lasts too long, None for others; each look counts for the next ones."""
         gap_ns = now_ns - self._last_look_ns - self._tick_ns
         self.has_slept = gap_ns > max(_MIN_GAP_NS, 2 * self._tick_ns)
@@ -154,7 +154,7 @@ class StepAge:
         age = self.at(now_ns, seen)
         return None if age.step_age_ns <= max(self._least_ns, age.limit_ns) else age
 
-    def at(self, now_ns: int, seen: Seen) -> Age:
+    def at(self, now_ns: int, seen: Look) -> Age:
         """Return the age of a step as of the last look, however long it has lasted; it changes nothing."""
         awake_ns = now_ns - self._suspended_ns
         age_ns = awake_ns - (self._begin_ns if self._num_ended else self._moved_ns)
@@ -183,7 +183,7 @@ class StepAge:
     def _is_first_step(self) -> bool:
         return self._num_ended < _FIRST_STEPS
 
-    def _follow_step(self, awake_ns: int, seen: Seen) -> None:
+    def _follow_step(self, awake_ns: int, seen: Look) -> None:
         if self._step is None:
             self._step = seen.step
         elif seen.step != self._step:
@@ -195,7 +195,7 @@ class StepAge:
         if seen.num_moves != self._num_moves:
             self._num_moves, self._moved_ns = seen.num_moves, awake_ns
 
-    def _follow_phase(self, awake_ns: int, seen: Seen) -> None:
+    def _follow_phase(self, awake_ns: int, seen: Look) -> None:
         phase = seen.under_way if seen.under_way is not None and seen.under_way[0] in _EXCUSES else None
         if phase != self._phase:
             if self._phase is not None:
@@ -205,14 +205,14 @@ class StepAge:
                 self._moved_ns = awake_ns
             self._phase, self._phase_begin_ns = phase, awake_ns
 
-    def _excuse(self, awake_ns: int, seen: Seen, *, is_moving: bool) -> str:
+    def _excuse(self, awake_ns: int, seen: Look, *, is_moving: bool) -> str:
         if self._phase is not None and awake_ns - self._phase_begin_ns < self._allowed_ns(self._phase[0], seen):
             return _EXCUSES[self._phase[0]]
         if self._num_ended and is_moving and awake_ns - self._moved_ns < self._least_ns:
             return "its operations go on"
         return ""
 
-    def _allowed_ns(self, phase: Phase, seen: Seen) -> int:
+    def _allowed_ns(self, phase: Phase, seen: Look) -> int:
         """Return how long a phase may last; one that ended before the next look each time is as long as that."""
         if self._phases_ns[phase]:
             return _TIMES_USUAL_PHASE * int(median(self._phases_ns[phase]))
@@ -329,7 +329,7 @@ class Watchdog:
         except Exception as error:  # the boundary of this thread: the job does not depend on it
             self._warn(f"hangs are not noticed from here on: {type(error).__name__}: {error}")
 
-    def _write_notice(self, now_ns: int, age: Age, seen: Seen) -> Notice:
+    def _write_notice(self, now_ns: int, age: Age, seen: Look) -> Notice:
         earlier = self._notice
         notice = self._new_notice(now_ns, age, seen, earlier)
         self._notice, self._next_look_ns = notice, age.step_age_ns + age.limit_ns
@@ -338,7 +338,7 @@ class Watchdog:
         self._write(notice)
         return notice
 
-    def _new_notice(self, now_ns: int, age: Age, seen: Seen, earlier: Notice | None) -> Notice:
+    def _new_notice(self, now_ns: int, age: Age, seen: Look, earlier: Notice | None) -> Notice:
         phase, since_ns = seen.under_way or (None, 0)
         stacks = thread_stacks(self._training_thread)
         own = next((stack.frames for stack in stacks if stack.is_training), ())

@@ -85,7 +85,7 @@ class Choice:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Change:
+class PlannedChange:
     """What a change would do to the best layout's throughput.
 
     Attributes:
@@ -116,7 +116,7 @@ class Plan:
     num_layouts: int
     num_too_large: int
     left_out: tuple[str, ...]
-    changes: tuple[Change, ...]
+    changes: tuple[PlannedChange, ...]
     untried: tuple[str, ...] = ()
 
     @property
@@ -326,16 +326,16 @@ def _choices(question: Question, layouts: Layouts, nodes: int) -> list[Choice]:
     return found
 
 
-def _changes(question: Question, nodes: int) -> tuple[Change, ...]:
+def _changes(question: Question, nodes: int) -> tuple[PlannedChange, ...]:
     """Return what changes would do on a number of nodes, each with the layout that is best with it."""
     before_s = _best_s(question, nodes)
     if not 0 < before_s < math.inf:
         return ()
-    found: list[Change] = []
+    found: list[PlannedChange] = []
     for kind in question.what:
         if (tried := _tried(question, nodes, kind)) is not None:
             name, after_s = tried
-            found.append(Change(kind=kind, name=name, factor=before_s / after_s))
+            found.append(PlannedChange(kind=kind, name=name, factor=before_s / after_s))
     if "layout" in question.what and question.measured is not None:
         found.append(_of_layout(question, question.measured))
     return tuple(sorted(found, key=lambda one: -one.factor))
@@ -379,12 +379,12 @@ def _is_near(question: Question, nodes: int) -> bool:
     return question.measured is None or num_ranks <= MAX_GROWTH * _num_ranks(question.measured)
 
 
-def _of_layout(question: Question, measured: Mapping[str, int]) -> Change:
+def _of_layout(question: Question, measured: Mapping[str, int]) -> PlannedChange:
     """Return what the best layout on the nodes of the run would do beside its own."""
     nodes = _num_ranks(measured) // question.job.machine.gpus_per_node
     own_s = float(steps_of(question.job, Layouts.of(**measured)).step_s[0])
     name = f"the best layout on the {plural(nodes, 'node')} of the run instead of its own"
-    return Change(kind="layout", name=name, factor=own_s / _best_s(question, max(nodes, 1)))
+    return PlannedChange(kind="layout", name=name, factor=own_s / _best_s(question, max(nodes, 1)))
 
 
 def _best_s(question: Question, nodes: int) -> float:

@@ -74,7 +74,7 @@ class RecordedJob:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MeasuredRun:
+class PlannedRun:
     """A run as a plan needs it.
 
     Attributes:
@@ -107,7 +107,7 @@ class MeasuredRun:
         return KnownMachine(machine=self.job.machine, error=self.error, remarks=self.remarks)
 
 
-def measure_run(run: Run, model: Transformer | None) -> MeasuredRun:
+def measure_run(run: Run, model: Transformer | None) -> PlannedRun:
     """Return what a run says about a plan; constants that it does not show are those of a100, or of cpu.
 
     Args:
@@ -152,7 +152,7 @@ def measure_run(run: Run, model: Transformer | None) -> MeasuredRun:
     # Only some steps of local SGD exchange.
     step_s = float((np.mean if job.sync_every > 1 else np.median)(steps["step_time_ns"])) / 1e9
     correction = step_s / float(steps_of(job.on(machine), layout).step_s[0])
-    return MeasuredRun(
+    return PlannedRun(
         job=job.on(machine),
         layout=layout,
         nodes=judged.measured.places.num_nodes,

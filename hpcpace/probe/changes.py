@@ -35,7 +35,7 @@ _MAX_LN = 20.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Change(TimeChange):
+class ProbeChange(TimeChange):
     """One thing that two probes measured, by its time.
 
     Attributes:
@@ -96,13 +96,13 @@ def interval(mean: float, variance: float, num_errors: float) -> tuple[float, fl
     return value, low, high
 
 
-def is_unclear(found: Sequence[Change]) -> bool:
+def is_unclear(found: Sequence[ProbeChange]) -> bool:
     """Return whether there is nothing to compare, or a part of which no comparison is decided."""
     parts = {one.part for one in found}
     return not parts or bool(parts - {one.part for one in found if one.is_decided})
 
 
-def outcome_words(found: Sequence[Change]) -> str:
+def outcome_words(found: Sequence[ProbeChange]) -> str:
     """Return one sentence on all changes, without a full stop."""
     slower, faster = [one for one in found if one.is_slower], [one for one in found if one.is_faster]
     decided = [one for one in found if one.is_decided]
@@ -169,7 +169,7 @@ class _Compared:
     least: Callable[[ProbeRecord, Key, float], float] = _same
     widest: float = _MAX_HALFWIDTH
 
-    def changes(self, before: ProbeRecord, after: ProbeRecord) -> Iterator[Change]:
+    def changes(self, before: ProbeRecord, after: ProbeRecord) -> Iterator[ProbeChange]:
         """Yield the change of all that both have and is above 0."""
         then, now = self.values(before), self.values(after)
         common = [key for key in now if then.get(key, 0.0) > 0 < now[key]]
@@ -177,7 +177,7 @@ class _Compared:
             mean = (math.log(now[key]) - math.log(then[key])) * (1 if self.is_time else -1)
             deviation = ASSUMED[self.kind] + (OF_NOISE * (1 - then[key]) if self.part == "noise" else 0.0)
             value, low, high = interval(mean, 2 * deviation**2, _num_errors(len(common)))
-            yield Change(
+            yield ProbeChange(
                 part=self.part,
                 name=printable(self.name.format(*key)),
                 kind=self.kind,
@@ -189,7 +189,7 @@ class _Compared:
             )
 
 
-def host_changes(before: ProbeRecord, after: ProbeRecord) -> list[Change]:
+def host_changes(before: ProbeRecord, after: ProbeRecord) -> list[ProbeChange]:
     """Return the change of each pair and direction, core and copy that both probes measured."""
     return [change for compared in _COMPARED for change in compared.changes(before, after)]
 
@@ -313,7 +313,7 @@ def check_comparable(before: ProbeRecord, after: ProbeRecord) -> None:
         )
 
 
-def changes(before: ProbeRecord, after: ProbeRecord) -> list[Change]:
+def changes(before: ProbeRecord, after: ProbeRecord) -> list[ProbeChange]:
     """Return the changes of all that both probes measured: operations, then pairs of hosts, noise and copies.
 
     An operation counts over each number of hosts that both probes have, at sizes that both have.
@@ -321,7 +321,7 @@ def changes(before: ProbeRecord, after: ProbeRecord) -> list[Change]:
     return [*_sweep_changes(before, after), *host_changes(before, after)]
 
 
-def _sweep_changes(before: ProbeRecord, after: ProbeRecord) -> list[Change]:
+def _sweep_changes(before: ProbeRecord, after: ProbeRecord) -> list[ProbeChange]:
     then = {(row.op, row.num_nodes, row.size_bytes): row for row in before.sweep}
     pairs: dict[tuple[str, int], list[tuple[SweepRow, SweepRow]]] = {}
     for row in after.sweep:
@@ -337,7 +337,7 @@ def _sweep_changes(before: ProbeRecord, after: ProbeRecord) -> list[Change]:
     return found
 
 
-def _change(op: str, num_nodes: int, kind: str, rows: Sequence[tuple[SweepRow, SweepRow]]) -> Change:
+def _change(op: str, num_nodes: int, kind: str, rows: Sequence[tuple[SweepRow, SweepRow]]) -> ProbeChange:
     logs = np.array([math.log(after.p50_ns) - math.log(before.p50_ns) for before, after in rows])
     measured = np.array([_variance(before) + _variance(after) for before, after in rows])
     mean = float(logs.mean())
@@ -346,7 +346,7 @@ def _change(op: str, num_nodes: int, kind: str, rows: Sequence[tuple[SweepRow, S
     if len(rows) > 1:
         variance = max(variance, float(logs.var(ddof=1)) / len(rows))
     value, low, high = interval(mean, variance, _CONFIDENCE)
-    return Change(part="sweep", name=op, num_nodes=num_nodes, kind=kind, value=value, low=low, high=high)
+    return ProbeChange(part="sweep", name=op, num_nodes=num_nodes, kind=kind, value=value, low=low, high=high)
 
 
 def _variance(row: SweepRow) -> float:

@@ -191,7 +191,7 @@ class Buffers:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Operation:
+class SweptOperation:
     """One operation.
 
     Attributes:
@@ -263,30 +263,30 @@ def _send_recv(backend: Any, buffers: Buffers, own: int, size: int) -> list[Any]
 
 
 OPERATIONS = (
-    Operation(
+    SweptOperation(
         name="all_reduce",
         issue=lambda backend, buffers, own, n: [backend.allreduce([buffers.send])],
         expected=lambda own, n, place: _sum_of_values(n),
     ),
-    Operation(
+    SweptOperation(
         name="all_gather",
         issue=lambda backend, buffers, own, n: [backend._allgather_base(buffers.receive, buffers.send)],
         expected=lambda own, n, place: _value(place),
         sent_parts=True,
     ),
-    Operation(
+    SweptOperation(
         name="reduce_scatter",
         issue=lambda backend, buffers, own, n: [backend._reduce_scatter_base(buffers.receive, buffers.send)],
         expected=lambda own, n, place: _sum_of_values(n),
         received_parts=True,
     ),
-    Operation(name="broadcast", issue=_broadcast, expected=lambda own, n, place: _value(0)),
-    Operation(
+    SweptOperation(name="broadcast", issue=_broadcast, expected=lambda own, n, place: _value(0)),
+    SweptOperation(
         name="all_to_all",
         issue=lambda backend, buffers, own, n: [backend.alltoall_base(buffers.receive, buffers.send, [], [])],
         expected=lambda own, n, place: _value(place),
     ),
-    Operation(
+    SweptOperation(
         name="send_recv",
         issue=_send_recv,
         expected=lambda own, n, place: _value((own - 1) % n),
@@ -306,7 +306,7 @@ class Point:
         rounds_ns: durations of each round, mean over ranks, float64, (num_calls,).
     """
 
-    operation: Operation
+    operation: SweptOperation
     size_bytes: int
     call_s: float = 0.0
     is_checked: bool = False
@@ -418,7 +418,9 @@ class Sweep:
     name = "sweep"
     weight = 4.0
 
-    def __init__(self, sizes_bytes: Sequence[int] = SIZES_BYTES, operations: Sequence[Operation] = OPERATIONS) -> None:
+    def __init__(
+        self, sizes_bytes: Sequence[int] = SIZES_BYTES, operations: Sequence[SweptOperation] = OPERATIONS
+    ) -> None:
         self._sizes_bytes = tuple(sizes_bytes)
         self._operations = tuple(operations)
         self._measured: list[Cell] = []
@@ -457,7 +459,7 @@ class Sweep:
             survey.cells[nodes] = Cell(nodes=nodes, ranks=ranks, node_of_rank=node_of_rank, points=points)
         return survey.cells[nodes]
 
-    def _points(self, operation: Operation, num_ranks: int) -> Iterable[Point]:
+    def _points(self, operation: SweptOperation, num_ranks: int) -> Iterable[Point]:
         sizes = dict.fromkeys(operation.rounded(size, num_ranks) for size in self._sizes_bytes)
         return (Point(operation=operation, size_bytes=size) for size in sizes)
 

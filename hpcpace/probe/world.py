@@ -236,7 +236,7 @@ Tell = Callable[[int, int], None]
 """Takes what is done and the total."""
 
 
-class Part(Protocol):
+class Measurement(Protocol):
     """One thing that a probe measures."""
 
     @property
@@ -279,7 +279,7 @@ PART_NAMES = ("sweep", "pairs", "noise", "copies")
 
 def measure_parts(
     world: ProbeWorld,
-    parts: Sequence[Part],
+    parts: Sequence[Measurement],
     record: ProbeRecord,
     *,
     clock: Callable[[], float] = time.monotonic,
@@ -324,7 +324,7 @@ def measure_parts(
 
 @contextmanager
 def _shown(
-    world: ProbeWorld, part: Part, deadline: Deadline, begin_stage: Callable[[str], Tell] | None
+    world: ProbeWorld, part: Measurement, deadline: Deadline, begin_stage: Callable[[str], Tell] | None
 ) -> Iterator[None]:
     """Tell how much of a part's time has passed, at meetings; the noise of cores is measured between two of them."""
     if begin_stage is None:

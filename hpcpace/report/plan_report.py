@@ -8,7 +8,7 @@ from typing import Any
 
 from hpcpace.core.records import dataclass
 from hpcpace.core.text import format_bytes, format_count, format_duration, listed, percent, plural
-from hpcpace.planning.answer import NOT_MEASURED, Change, Choice, Plan
+from hpcpace.planning.answer import NOT_MEASURED, Choice, Plan, PlannedChange
 from hpcpace.planning.engine import Job
 from hpcpace.planning.layouts import Recompute
 from hpcpace.planning.model import preset
@@ -110,7 +110,7 @@ def plan_document(
     )
 
 
-def _change_words(change: Change) -> str:
+def _change_words(change: PlannedChange) -> str:
     if not change.factor:
         return f"{change.name}: no layout fits"
     return f"{change.name}: {change.factor:.2f} times as fast"

@@ -86,7 +86,7 @@ def part_rows(before: Sequence[MeasuredRun], after: Sequence[MeasuredRun]) -> li
 
 
 def _parts(
-    run: MeasuredRun, untold: str, operations: Mapping[Operation, str], place: str
+    run: MeasuredRun, untold: str, operations: Mapping[ComparedOperation, str], place: str
 ) -> dict[tuple[str, str], float]:
     """Return the parts of a run by kind and name; `untold` names waits and transfers together, or is empty."""
     mean = _mean([dict(rank.parts_ns or {}) for rank in run.ranks])
@@ -116,7 +116,7 @@ def _by_cause(run: MeasuredRun, exposed_ns: float, place: str) -> dict[tuple[str
 
 
 def _by_operation(
-    run: MeasuredRun, exposed_ns: float, operations: Mapping[Operation, str]
+    run: MeasuredRun, exposed_ns: float, operations: Mapping[ComparedOperation, str]
 ) -> dict[tuple[str, str], float]:
     """Return the exposed transfer by operation, shared out by how long their transfers are, exposed or not."""
     lengths: dict[str, float] = {}
@@ -443,7 +443,7 @@ def is_work_known(runs: Sequence[MeasuredRun]) -> bool:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Operation:
+class ComparedOperation:
     """A kind of operation in the runs of one group.
 
     Attributes:
@@ -457,13 +457,13 @@ class Operation:
     is_of_all: bool
 
 
-def operation_of(kind: Transfers, run: MeasuredRun) -> Operation:
+def operation_of(kind: Transfers, run: MeasuredRun) -> ComparedOperation:
     """Return the operation of a run's transfers."""
     is_of_all = bool(kind.group_size) and kind.group_size == run.world_size
-    return Operation(op=kind.op, group_size=kind.group_size, is_of_all=is_of_all)
+    return ComparedOperation(op=kind.op, group_size=kind.group_size, is_of_all=is_of_all)
 
 
-def operation_names(before: Sequence[MeasuredRun], after: Sequence[MeasuredRun]) -> dict[Operation, str]:
+def operation_names(before: Sequence[MeasuredRun], after: Sequence[MeasuredRun]) -> dict[ComparedOperation, str]:
     """Return names under which the operations of both groups compare.
 
     Operations of one op are the same if they are of all ranks in both groups, or else of as many. What is left of it in
@@ -473,7 +473,7 @@ def operation_names(before: Sequence[MeasuredRun], after: Sequence[MeasuredRun])
         before, after: the groups.
     """
     sides = [_operations(group) for group in (before, after)]
-    names: dict[Operation, str] = {}
+    names: dict[ComparedOperation, str] = {}
     for op in sorted({operation.op for side in sides for operation in side}):
         left = [{operation for operation in side if operation.op == op} for side in sides]
         of_all = [{operation for operation in side if operation.is_of_all} for side in left]
@@ -493,11 +493,13 @@ def operation_names(before: Sequence[MeasuredRun], after: Sequence[MeasuredRun])
     return names
 
 
-def _operations(group: Sequence[MeasuredRun]) -> set[Operation]:
+def _operations(group: Sequence[MeasuredRun]) -> set[ComparedOperation]:
     return {operation_of(kind, run) for run in group for kind in run.transfers}
 
 
-def _named(op: str, before: Iterable[Operation], after: Iterable[Operation]) -> dict[Operation, str]:
+def _named(
+    op: str, before: Iterable[ComparedOperation], after: Iterable[ComparedOperation]
+) -> dict[ComparedOperation, str]:
     """Return the same name for operations of both groups: with the sizes of their groups of ranks."""
     one, two = (
         ", ".join(map(str, sorted({operation.group_size for operation in side if operation.group_size})))
@@ -577,7 +579,7 @@ def _traffic(groups: _Groups) -> Iterator[FactChange]:
     return fact_changes("layout", one, two, words=format_bytes, tolerance=_MIN_BYTES_CHANGE)
 
 
-def _bytes_by_name(run: MeasuredRun, names: Mapping[Operation, str]) -> dict[str, float]:
+def _bytes_by_name(run: MeasuredRun, names: Mapping[ComparedOperation, str]) -> dict[str, float]:
     found: dict[str, float] = {}
     for kind in run.transfers:
         name = names[operation_of(kind, run)]

@@ -133,7 +133,7 @@ class Event:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Series(Group):
+class JobRuns(Group):
     """The runs of one job that can be compared, the oldest first; `name` has the kind where the job has several."""
 
     name: str
@@ -152,7 +152,7 @@ class History(ReadRuns):
     """
 
     folder: str
-    series: tuple[Series, ...]
+    series: tuple[JobRuns, ...]
     events: tuple[Event, ...]
     num_hosts: int
 
@@ -161,7 +161,7 @@ class History(ReadRuns):
         """Runs that were used."""
         return sum(len(series.rows) for series in self.series)
 
-    def newest_first(self) -> list[tuple[HistoryRow, Series]]:
+    def newest_first(self) -> list[tuple[HistoryRow, JobRuns]]:
         """Return all runs with their series, the newest first."""
         runs = [(row, series) for series in self.series for row in reversed(series.rows)]
         return sorted(runs, key=lambda run: -run[0].begun_unix_ns)
@@ -205,14 +205,14 @@ def _weight(event: Event) -> tuple[bool, int, str]:
     return event.duration == Duration.ONE_OFF, -event.begun_unix_ns, event.name
 
 
-def _series(rows: Iterable[HistoryRow], limits: SeriesThresholds) -> list[Series]:
+def _series(rows: Iterable[HistoryRow], limits: SeriesThresholds) -> list[JobRuns]:
     groups = grouped(rows)
     num_kinds = Counter(group.job for group in groups)
     found = []
     for group in groups:
         name = f"{group.job} ({group.kind})" if group.kind and num_kinds[group.job] > 1 else group.job
         found.append(
-            Series(
+            JobRuns(
                 **vars(group),
                 name=name,
                 events=_with_enough(_job_events(name, group.rows, len(groups), limits), limits),

@@ -35,8 +35,8 @@ from hpcpace.core.rundir import Attempt, RunDirectory, default_run_path
 from hpcpace.core.text import printable, shortened, shown
 from hpcpace.train.checkpoint_folder import (
     PROGRESS,
-    History,
     NewCheckpoint,
+    TrainingHistory,
     check_access,
     check_files,
     clear_checkpoints,
@@ -131,7 +131,7 @@ class Checkpoints:
         self._replicas_differ = plan.settings.sync_every > 1
         self._is_writer = dist.get_rank() == 0
 
-    def save(self, history: History) -> Path:
+    def save(self, history: TrainingHistory) -> Path:
         """Write a checkpoint, and remove all but the last ones once it is whole; return its path.
 
         Collective: every rank calls this.
@@ -198,7 +198,7 @@ class Checkpoints:
                 state |= {f"{prefix}stage{index}.{name}": buffer for name, buffer in stage.named_buffers()}
         return state
 
-    def _finish(self, new: NewCheckpoint, history: History) -> None:
+    def _finish(self, new: NewCheckpoint, history: TrainingHistory) -> None:
         write_history(new.folder, history, self._identity)
         new.publish(num_kept=_NUM_KEPT)
 
@@ -329,7 +329,7 @@ class StartPoint:
     run: RunDirectory
     attempt_number: int
     checkpoint: Path | None = None
-    history: History = field(default_factory=History)
+    history: TrainingHistory = field(default_factory=TrainingHistory)
 
     @property
     def attempt(self) -> Attempt:

@@ -223,7 +223,7 @@ _FREE_SETTINGS = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class History:
+class TrainingHistory:
     """What a training has come to by some step.
 
     Attributes:
@@ -237,7 +237,7 @@ class History:
     evaluations: tuple[Mapping[str, Any], ...] = ()
 
 
-def read_history(path: Path, plan: TrainPlan, *, data_digest: str) -> History:
+def read_history(path: Path, plan: TrainPlan, *, data_digest: str) -> TrainingHistory:
     """Return how far the training of a checkpoint was.
 
     Raises:
@@ -265,7 +265,7 @@ def read_history(path: Path, plan: TrainPlan, *, data_digest: str) -> History:
     return history
 
 
-def write_history(folder: Folder, history: History, identity: Mapping[str, Any]) -> None:
+def write_history(folder: Folder, history: TrainingHistory, identity: Mapping[str, Any]) -> None:
     """Write how far a training is into its checkpoint, and bring it to the disk.
 
     Raises:
@@ -293,11 +293,13 @@ class _Progress:
     evaluations: tuple[dict[str, int | float], ...]
 
 
-def _parse(data: bytes) -> tuple[dict[str, Any], History]:
+def _parse(data: bytes) -> tuple[dict[str, Any], TrainingHistory]:
     content = json.loads(data)
     if isinstance(content, dict) and content.get("schema") != CHECKPOINT_SCHEMA:
         raise ValueError(f"it has schema {shown(content.get('schema'))}, not {CHECKPOINT_SCHEMA}")
     found = convert(content, _Progress)
     if len(found.losses) != found.num_steps:
         raise ValueError(f"it has {len(found.losses)} losses for {found.num_steps} steps")
-    return found.identity, History(num_steps=found.num_steps, losses=found.losses, evaluations=found.evaluations)
+    return found.identity, TrainingHistory(
+        num_steps=found.num_steps, losses=found.losses, evaluations=found.evaluations
+    )

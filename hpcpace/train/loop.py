@@ -38,7 +38,7 @@ from hpcpace.core.records import dataclass
 from hpcpace.core.text import NS_PER_MS, NS_PER_S
 from hpcpace.trace.schema import StepFlag
 from hpcpace.train.checkpoint import Checkpoints, StartPoint, agree_on_start
-from hpcpace.train.checkpoint_folder import History
+from hpcpace.train.checkpoint_folder import TrainingHistory
 from hpcpace.train.data import TrainingData
 from hpcpace.train.data_parallel import OuterOptimizer, build_optimizer
 from hpcpace.train.inject import Injector
@@ -428,7 +428,9 @@ class _Training:
         if not stops and (not every or num_steps % every):
             return StepFlag.NONE
         with self.observed.phase("checkpoint"):
-            history = History(num_steps=num_steps, losses=tuple(self.log.finish()), evaluations=tuple(self.evaluations))
+            history = TrainingHistory(
+                num_steps=num_steps, losses=tuple(self.log.finish()), evaluations=tuple(self.evaluations)
+            )
             try:
                 path = self.checkpoints.save(history)
             except TrainingFailed as error:

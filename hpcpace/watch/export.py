@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Any
 
 from hpcpace.core.errors import UsageError
-from hpcpace.core.exposition import OPENMETRICS_TYPE, TEXT_TYPE, Family, Kind, exposition
+from hpcpace.core.exposition import OPENMETRICS_TYPE, TEXT_TYPE, Family, MetricType, exposition
 from hpcpace.core.files import target_folder, write_file
 from hpcpace.core.text import NS_PER_S
 from hpcpace.watch.state import Doing, JobState
@@ -34,7 +34,7 @@ def families(state: JobState) -> list[Family]:
     """Return the metrics of a run."""
     # Without Slurm, the name of the run takes the place of the job.
     job = {"jobid": state.jobid or state.name or state.path, "step": state.step_id}
-    info = Family(name="hpcpace_run", kind=Kind.INFO, help="What the run is.")
+    info = Family(name="hpcpace_run", kind=MetricType.INFO, help="What the run is.")
     facts = {"run": state.path, "name": state.name, "mesh": state.mesh, "samples_unit": state.samples_unit}
     info.add(1, {**job, **facts, **{f"{name}_version": version for name, version in state.versions.items()}})
     return [*_of_job(state, job), *_of_ranks(state, job), *_of_hosts(state, job), info]
@@ -74,7 +74,7 @@ def _of_job(state: JobState, job: dict[str, str]) -> Iterable[Family]:
          state.looked_s),
     ]  # fmt: skip
     for name, unit, text, value in gauges:
-        family = Family(name=name, kind=Kind.GAUGE, help=text, unit=unit)
+        family = Family(name=name, kind=MetricType.GAUGE, help=text, unit=unit)
         family.add(value, job)
         yield family
     counters: list[tuple[str, str, float | None]] = [
@@ -83,7 +83,7 @@ def _of_job(state: JobState, job: dict[str, str]) -> Iterable[Family]:
         ("hpcpace_dropped_rows", "Rows that ranks gave up while they were watched.", state.num_dropped),
     ]
     for name, text, value in counters:
-        family = Family(name=name, kind=Kind.COUNTER, help=text)
+        family = Family(name=name, kind=MetricType.COUNTER, help=text)
         family.add(value, job)
         yield family
 
@@ -91,13 +91,13 @@ def _of_job(state: JobState, job: dict[str, str]) -> Iterable[Family]:
 def _of_ranks(state: JobState, job: dict[str, str]) -> Iterable[Family]:
     own = Family(
         name="hpcpace_rank_own_seconds",
-        kind=Kind.GAUGE,
+        kind=MetricType.GAUGE,
         unit="seconds",
         help=f"Time of a step in which a rank is not blocked, of the {TOP_RANKS} slowest.",
     )
     excess = Family(
         name="hpcpace_rank_excess_ratio",
-        kind=Kind.GAUGE,
+        kind=MetricType.GAUGE,
         unit="ratio",
         help=f"The same against the median of the rank's role, of the {TOP_RANKS} slowest.",
     )
@@ -110,7 +110,7 @@ def _of_ranks(state: JobState, job: dict[str, str]) -> Iterable[Family]:
 
 def _of_hosts(state: JobState, job: dict[str, str]) -> Iterable[Family]:
     sent, received, line = (
-        Family(name=f"hpcpace_network_{what}_bytes_per_second", kind=Kind.GAUGE, help=text)
+        Family(name=f"hpcpace_network_{what}_bytes_per_second", kind=MetricType.GAUGE, help=text)
         for what, text in (
             ("transmit", "Bytes sent on the busiest interface of a node."),
             ("receive", "Bytes received there."),

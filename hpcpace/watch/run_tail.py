@@ -40,7 +40,7 @@ _NAMED_A_LOOK, _MAX_GROUPS, _LONG_NS = 2, 1024, 1_000_000_000
 _MAX_SNAPSHOT_BYTES, _MAX_MBPS = 1 << 20, 1e9
 
 
-class History:
+class RankHistory:
     """The steps of one rank since the attempt began, but for the last few: its past.
 
     Attributes:
@@ -111,7 +111,7 @@ class LiveAttempt:
     journals: set[int] = field(default_factory=set)
     traces: set[int] = field(default_factory=set)
     has_packs: bool = False
-    history: History | None = None
+    history: RankHistory | None = None
     line_bps: dict[str, dict[str, float]] = field(default_factory=dict)
     result: str = ""
     trial: str = ""
@@ -290,9 +290,9 @@ class RunTail:
                 names |= {number: text.decode("utf-8", "backslashreplace") for number, text in found.items()}
             live.name_groups(names)
 
-    def _history(self, followed: LiveAttempt, rank: int, traces: Folder) -> History:
+    def _history(self, followed: LiveAttempt, rank: int, traces: Folder) -> RankHistory:
         """Return the steps that a rank has done before it was looked at."""
-        history = History(rank)
+        history = RankHistory(rank)
         with suppress(TraceError, OSError, MemoryError):
             name = followed.attempt.trace_file(rank).name
             steps = read_rank(name, traces, most_rows=-1, tables=("steps",)).trace.tables["steps"]

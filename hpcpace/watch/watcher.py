@@ -127,7 +127,7 @@ DETAILED_RANKS = 64
 
 
 @dataclass(frozen=True)
-class Seen:
+class SeenState:
     """A state, and when it was seen, by the clock of the looks."""
 
     state: JobState
@@ -156,7 +156,7 @@ class Watcher:
         self._tail = RunTail(path, number=number, clock=clock)
         self._search = HangSearch(hang_s=hang_s, clock=clock)
         self.interval_s, self._clock = interval_s, clock
-        self._seen: Seen | None = None
+        self._seen: SeenState | None = None
         self._changed = threading.Condition()
         self._is_closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="hpcpace-watch", daemon=True)
@@ -195,7 +195,7 @@ class Watcher:
         self._is_closed.set()
         self._thread.join(timeout=0.5)
 
-    def seen(self, *, after_s: float = -1.0, timeout_s: float | None = None) -> Seen | None:
+    def seen(self, *, after_s: float = -1.0, timeout_s: float | None = None) -> SeenState | None:
         """Return what was seen last; None if nothing was seen after a time, not even until the timeout.
 
         Raises:
@@ -216,7 +216,7 @@ class Watcher:
                 begin_s = self._clock()
                 state = self._look(0.0, self.interval_s)
                 with self._changed:
-                    self._seen = Seen(state, self._clock())
+                    self._seen = SeenState(state, self._clock())
                     self._changed.notify_all()
                 self._is_closed.wait(max(self.interval_s - (self._clock() - begin_s), 0.01))
         except BaseException as error:  # the boundary of this thread: it is raised where the state is asked for

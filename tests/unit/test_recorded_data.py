@@ -22,7 +22,7 @@ from hpcpace.observe.node_local import NodeLocalTrace
 from hpcpace.pace.pacer import PacingRecord
 from hpcpace.studies.setups import StudyFolder
 from hpcpace.trace.schema import FORMAT_VERSION, PHASES_ON_CORES, TABLES, TraceHeader
-from hpcpace.train.checkpoint_folder import CHECKPOINT_SCHEMA, History, write_history
+from hpcpace.train.checkpoint_folder import CHECKPOINT_SCHEMA, TrainingHistory, write_history
 
 DOCS = Path(__file__).parents[2] / "docs"
 DOC, FORMAT_DOC = (DOCS / "recorded-data.md").read_text(), (DOCS / "trace-format.md").read_text()
@@ -120,7 +120,7 @@ def test_every_field_of_a_summary_is_documented() -> None:
 
 def test_every_field_of_a_checkpoint_is_documented(tmp_path: Path) -> None:
     with Folder.open(tmp_path) as folder:
-        write_history(folder, History(), {})
+        write_history(folder, TrainingHistory(), {})
     content = json.loads((tmp_path / "progress.json").read_text())
     assert content["schema"] == CHECKPOINT_SCHEMA
     assert _fields("RUN/checkpoints/step-NNNNNNNN") == set(content)

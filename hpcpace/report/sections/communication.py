@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from hpcpace.core.text import NS_PER_MS, NS_PER_S, format_bytes, format_duration, percent, plural
 from hpcpace.diagnosis.network_summary import ProbedFigures
 from hpcpace.diagnosis.plot_data import Bandwidth, PlotData, Values
-from hpcpace.diagnosis.summary import Kind, RankRow, SensitivityRow, Summary
+from hpcpace.diagnosis.summary import OperationKind, RankRow, SensitivityRow, Summary
 from hpcpace.report.document import NONE, PAGE, TERMINAL, UNKNOWN, Notes, Plot, Section, Table
 from hpcpace.report.drawing import axis, bars, intervals, mark, names_axis, plot_text, series, unique
 
@@ -92,7 +92,7 @@ def skew_reading(row: SensitivityRow) -> str:
     return "small" if high < 0 or low > 0 else "no dependence seen"
 
 
-def _rank_table(shown: Sequence[RankRow], kinds: Sequence[Kind]) -> Table:
+def _rank_table(shown: Sequence[RankRow], kinds: Sequence[OperationKind]) -> Table:
     """Return the communication of each rank; `kinds` are those of all ranks together."""
     unsized = [kind.op for kind in kinds if not kind.size_bytes]
     are_waits_known = all(row.wait_ns is not None for row in shown)
@@ -118,7 +118,7 @@ def _rank_table(shown: Sequence[RankRow], kinds: Sequence[Kind]) -> Table:
     )
 
 
-def wait_and_transfer(kinds: Sequence[Kind]) -> Plot:
+def wait_and_transfer(kinds: Sequence[OperationKind]) -> Plot:
     """Return mean wait against mean transfer of each kind of operation that has counterparts."""
     rows = [kind for kind in kinds if kind.mean_wait_ns is not None][:_MAX_KINDS]
     names = unique([f"{plot_text(kind.op)} of {kind.group_size or UNKNOWN}" for kind in rows])

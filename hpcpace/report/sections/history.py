@@ -28,10 +28,10 @@ from hpcpace.core.text import (
 )
 from hpcpace.report.document import NONE, PAGE, TERMINAL, Cell, Document, Notes, Plot, Row, Section, Table, Verdict
 from hpcpace.report.drawing import COLOURS, axis, line, plot_text
-from hpcpace.runs.history import LASTS_NS, MIN_CHANGE, Event, History, Series
+from hpcpace.runs.history import LASTS_NS, MIN_CHANGE, Event, History, JobRuns
 from hpcpace.runs.history_row import HistoryRow
 from hpcpace.runs.scaling.result import PredictedSize, Scaling, SizeFigures, stop_words
-from hpcpace.runs.scaling.sizes import Kind
+from hpcpace.runs.scaling.sizes import ScalingKind
 
 _MAX_EVENTS, _MAX_JOBS, _MAX_PLOTS, _MAX_RUNS = 20, 20, 8, 500
 _MAX_NAMES = 3
@@ -156,7 +156,7 @@ def _time_curve(
     }
 
 
-def _job_plot(number: int, series: Series) -> Plot:
+def _job_plot(number: int, series: JobRuns) -> Plot:
     rows = series.rows
     marked = {event.run for event in series.events}
     times = [row.p50_ns / NS_PER_MS for row in rows]
@@ -403,7 +403,7 @@ def scaling_headline(scaling: Scaling) -> list[tuple[str, str]]:
 
 def _knee_words(scaling: Scaling) -> str:
     knee, unit = scaling.knee, scaling.unit
-    if scaling.kind is Kind.UNKNOWN:
+    if scaling.kind is ScalingKind.UNKNOWN:
         return "not known: neither weak nor strong scaling"
     if knee is None:
         return "not known: no size was measured together with twice that size"

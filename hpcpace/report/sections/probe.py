@@ -9,7 +9,7 @@ import numpy as np
 from hpcpace.core.change import whole_interval
 from hpcpace.core.rundir import json_text
 from hpcpace.core.text import NS_PER_US, format_bytes, format_duration, format_rate, percent, plural
-from hpcpace.probe.changes import Change
+from hpcpace.probe.changes import ProbeChange
 from hpcpace.probe.pair_network import best_rates, late_pairs, least_latencies
 from hpcpace.probe.record import (
     BisectionRow,
@@ -48,7 +48,7 @@ _Groups = list[list[SweepRow]]
 
 
 def probe_document(
-    record: ProbeRecord, changes: Sequence[Change] = (), remarks: Sequence[str] = (), outcome: str = ""
+    record: ProbeRecord, changes: Sequence[ProbeChange] = (), remarks: Sequence[str] = (), outcome: str = ""
 ) -> Document:
     """Return all that there is to say of a probe.
 
@@ -126,7 +126,7 @@ def _probe_section(record: ProbeRecord) -> Section:
     return Section("This probe", (Facts(facts),), is_reference=True)
 
 
-def changes_section(changes: Sequence[Change], remarks: Sequence[str]) -> Section:
+def changes_section(changes: Sequence[ProbeChange], remarks: Sequence[str]) -> Section:
     """Return what changed since another probe: all operations, and of all else what changed or cannot tell."""
     sweep = [one for one in changes if one.part == "sweep"]
     others = [one for one in changes if one.part != "sweep" and (one.is_slower or one.is_faster or not one.is_decided)]
@@ -146,7 +146,7 @@ def changes_section(changes: Sequence[Change], remarks: Sequence[str]) -> Sectio
     )
 
 
-def _change_cells(change: Change) -> tuple[str, str, str, str]:
+def _change_cells(change: ProbeChange) -> tuple[str, str, str, str]:
     states = (
         (change.is_slower, "slower"),
         (change.is_faster, "faster"),
@@ -163,7 +163,7 @@ def _change_cells(change: Change) -> tuple[str, str, str, str]:
     )
 
 
-def _counts(changes: Sequence[Change]) -> Iterator[str]:
+def _counts(changes: Sequence[ProbeChange]) -> Iterator[str]:
     """Yield for each part besides the sweep how many comparisons there were, and what they say."""
     for part in dict.fromkeys(one.part for one in changes if one.part != "sweep"):
         own = [one for one in changes if one.part == part]

@@ -297,7 +297,7 @@ _MAX_CONTROL = 0.01  # format: share of control characters in a text
 _MAX_NAMED = 2  # display: files of one kind
 
 
-class Kind(StrEnum):
+class FileKind(StrEnum):
     """What a file is taken for."""
 
     DUMP = "Flight Recorder"
@@ -331,7 +331,7 @@ class Witnesses:
         return not self.ras and not self.logs and not self.stacks
 
 
-def kind_of(path: Path) -> Kind | None:
+def kind_of(path: Path) -> FileKind | None:
     """Return what a file is taken for by its content; a text may turn out to say nothing. None for a binary file.
 
     Raises:
@@ -343,23 +343,23 @@ def kind_of(path: Path) -> Kind | None:
     if start.startswith(_GZIP):
         start = next(json_bytes(file), b"")[:_SNIFFED_BYTES]
     if start.startswith(_PICKLE):
-        return Kind.DUMP
+        return FileKind.DUMP
     if not start:
-        return Kind.LOG if path.suffix.lower() in BESIDE else Kind.DUMP
+        return FileKind.LOG if path.suffix.lower() in BESIDE else FileKind.DUMP
     text = plain_text(start).replace("\r", "")
     begin = text.lstrip()[:1]
     if begin == "{" and _JSON.match(text) and not _JSON_LINES.match(text):
-        return Kind.RAS if '"nccl_version"' in text and '"communicators' in text else Kind.DUMP
+        return FileKind.RAS if '"nccl_version"' in text and '"communicators' in text else FileKind.DUMP
     if is_py_spy(text):
-        return Kind.STACKS
+        return FileKind.STACKS
     if is_ras_text(text):
-        return Kind.RAS
+        return FileKind.RAS
     if begin == "[" and text.lstrip()[1:].lstrip()[:1] in ("{", "]"):
-        return Kind.DUMP
+        return FileKind.DUMP
     num_control = sum(letter < " " and letter not in "\t\n\x1b\x08\x0c" for letter in text)
     if encoding_of(start) == "utf-8" and b"\0" in start:
         return None
-    return Kind.LOG if num_control <= max(_MAX_CONTROL * len(text), 1) else None
+    return FileKind.LOG if num_control <= max(_MAX_CONTROL * len(text), 1) else None
 
 
 def read_witnesses(
@@ -377,7 +377,7 @@ def read_witnesses(
         CannotTell: of no dump is it known which rank left it.
     """
     found = Witnesses()
-    by_kind: dict[Kind | None, list[Path]] = {}
+    by_kind: dict[FileKind | None, list[Path]] = {}
     named = {path for path in paths if not path.is_dir()}
     for file in sorted({file for path in paths for file in files_in(path)}):
         if file.suffix.lower() in _CODE:
@@ -389,14 +389,14 @@ def read_witnesses(
             if file in named and len(named) == 1:
                 raise
             found.problems.append(str(error))
-    for path in [*by_kind.get(Kind.RAS, []), *([ras] if ras is not None else [])]:
+    for path in [*by_kind.get(FileKind.RAS, []), *([ras] if ras is not None else [])]:
         found.ras.append((path, read_ras(path)))
-    _read_stacks(found, by_kind.get(Kind.STACKS, []))
-    _read_logs(found, by_kind.get(Kind.LOG, []), progress)
+    _read_stacks(found, by_kind.get(FileKind.STACKS, []))
+    _read_logs(found, by_kind.get(FileKind.LOG, []), progress)
     # The output of a job may be in one file with a report.
     of_both = [read_log(path) for path, report in found.ras if not report.is_json]
     found.logs += [log for log in of_both if not log.is_empty]
-    if found.is_of_dumps_alone and ras is None and found.ignored and not by_kind.keys() - {Kind.LOG}:
+    if found.is_of_dumps_alone and ras is None and found.ignored and not by_kind.keys() - {FileKind.LOG}:
         raise TraceError(
             found.problems[0]
             if found.problems
@@ -406,8 +406,8 @@ def read_witnesses(
     if found.is_of_dumps_alone or (ras is not None and len(found.ras) == 1 and not found.logs and not found.stacks):
         found.dumps = read_dumps([path for path in paths if path not in found.ignored] or paths)
         found.ignored = [path for path in found.ignored if path in named or path.suffix.lower() not in BESIDE]
-    elif files := [*by_kind.get(Kind.DUMP, []), *by_kind.get(None, [])]:
-        _read_dumps(found, files, needs=bool(by_kind.get(Kind.DUMP)))
+    elif files := [*by_kind.get(FileKind.DUMP, []), *by_kind.get(None, [])]:
+        _read_dumps(found, files, needs=bool(by_kind.get(FileKind.DUMP)))
     return found
 
 
@@ -471,19 +471,19 @@ def taken_for(found: Witnesses) -> list[str]:
     lines = []
     if found.dumps is not None:
         dumps = found.dumps.by_rank
-        lines.append(f"{_span([dump.path for _, dump in sorted(dumps.items())])}: {Kind.DUMP}")
+        lines.append(f"{_span([dump.path for _, dump in sorted(dumps.items())])}: {FileKind.DUMP}")
     for path, report in found.ras:
         form = "JSON" if report.is_json else "text"
         version = shortened(report.nccl_version, max_letters=20)
-        lines.append(f"{shortened(path.name)}: {Kind.RAS} ({form}, NCCL {version})")
+        lines.append(f"{shortened(path.name)}: {FileKind.RAS} ({form}, NCCL {version})")
     for log in found.logs[:8]:
         ranks = [rank for rank in log.ranks() if not log.attempts[rank][-1].is_silent] or sorted(log.all_ended())
-        lines.append(f"{shortened(log.path.name)}: {Kind.LOG}" + (f" of {rank_list(ranks)}" if ranks else ""))
+        lines.append(f"{shortened(log.path.name)}: {FileKind.LOG}" + (f" of {rank_list(ranks)}" if ranks else ""))
     if len(found.logs) > 8:
-        lines.append(f"{plural(len(found.logs) - 8, 'more file')}: {Kind.LOG}")
+        lines.append(f"{plural(len(found.logs) - 8, 'more file')}: {FileKind.LOG}")
     if found.stacks:
         paths = list(dict.fromkeys(dump.path for dump in found.stacks))
-        lines.append(f"{_span(paths)}: {Kind.STACKS}, {plural(len(found.stacks), 'stack')}")
+        lines.append(f"{_span(paths)}: {FileKind.STACKS}, {plural(len(found.stacks), 'stack')}")
     return lines
 
 

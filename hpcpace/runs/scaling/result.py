@@ -37,7 +37,7 @@ from hpcpace.runs.scaling.forms import (
     words_of,
 )
 from hpcpace.runs.scaling.samples import PARTS, Sample
-from hpcpace.runs.scaling.sizes import Kind, Series, series_of
+from hpcpace.runs.scaling.sizes import ScalingKind, Series, series_of
 
 MAX_MISFIT = 0.25
 """Relative error at the largest measured size beyond which a law describes nothing."""
@@ -56,8 +56,10 @@ _MAX_SPREAD = 50.0  # of the logarithm of a step time, beyond which nothing is k
 
 
 _OF_WORK = {
-    Kind.STRONG: sums("constant + shared, constant + shared + log, constant + shared + root, constant + shared + hops"),
-    Kind.WEAK: sums("constant, constant + log, constant + root, constant + hops"),
+    ScalingKind.STRONG: sums(
+        "constant + shared, constant + shared + log, constant + shared + root, constant + shared + hops"
+    ),
+    ScalingKind.WEAK: sums("constant, constant + log, constant + root, constant + hops"),
 }
 # Ring: B (n - 1) / n + latency (n - 1). Tree: in proportion to log2 n (Thakur, Rabenseifner & Gropp 2005, section 4).
 _TRANSFER = sums("several, ring, log, root, hops, ring + hops, log + hops")
@@ -68,11 +70,11 @@ _TRANSFER_ON_ONE = sums(
 )
 _OTHER = sums("constant, constant + log, constant + root, constant + hops")
 _TOTAL = {
-    Kind.STRONG: sums(
+    ScalingKind.STRONG: sums(
         "constant + shared, shared + log, shared + ring, constant + shared + log, constant + shared + root, "
         "constant + shared + hops"
     ),
-    Kind.WEAK: sums(
+    ScalingKind.WEAK: sums(
         "constant, constant + several, constant + ring, constant + log, constant + root, constant + hops, "
         "constant + ring + hops"
     ),
@@ -110,7 +112,7 @@ def obstacle(series: Series) -> str:
     """Return why a series has no law; empty where it has one."""
     if len(series.sizes) < MIN_SIZES:
         return f"{len(series.sizes)} sizes were measured, a law needs {MIN_SIZES}"
-    if series.kind is Kind.UNKNOWN:
+    if series.kind is ScalingKind.UNKNOWN:
         return f"neither weak nor strong scaling: {series.why}"
     if any(size.mean("step_ns") is None for size in series.sizes):
         return "the step time of a size is not known: add its batch to its throughput"
@@ -318,7 +320,7 @@ def knee_of(series: Series, speeds: NDArray[np.float64], predicted: Predicted | 
 
     Sizes whose work neither stays the same nor grows with them have none: what a doubling gives there is of the work.
     """
-    if series.kind is Kind.UNKNOWN:
+    if series.kind is ScalingKind.UNKNOWN:
         return None
     units = np.array([size.num_units for size in series.sizes], np.float64)
     errors = np.array([size.error for size in series.sizes])
@@ -328,8 +330,10 @@ def knee_of(series: Series, speeds: NDArray[np.float64], predicted: Predicted | 
     if found is None or found.num_units is not None or predicted is None:
         return found
     later = predicted.num_units.astype(np.float64)
-    work = later if series.kind is Kind.WEAK else np.ones_like(later)
-    scale = speeds[-1] / ((units[-1] if series.kind is Kind.WEAK else 1) / (series.sizes[-1].mean("step_ns") or 1.0))
+    work = later if series.kind is ScalingKind.WEAK else np.ones_like(later)
+    scale = speeds[-1] / (
+        (units[-1] if series.kind is ScalingKind.WEAK else 1) / (series.sizes[-1].mean("step_ns") or 1.0)
+    )
     all_units = np.concatenate([units, later])
     center = np.concatenate([speeds, work / predicted.step_ns * scale])
     draws = np.concatenate([drawn, (work / predicted.draws_ns * scale)], axis=1)
@@ -427,7 +431,7 @@ class SizeFigures:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stop:
+class ScalingLoss:
     """What a job loses at its largest size, compared with the smallest one.
 
     Attributes:
@@ -474,12 +478,12 @@ class Scaling:
     """
 
     unit: str
-    kind: Kind
+    kind: ScalingKind
     why: str
     sample_unit: str
     sizes: tuple[SizeFigures, ...]
     knee: Knee | None
-    stop: Stop | None
+    stop: ScalingLoss | None
     predictions: tuple[PredictedSize, ...]
     rests_on: tuple[str, ...]
     backtest: float | None
@@ -494,7 +498,9 @@ class Scaling:
         return {"schema": SCHEMA, **dataclasses.asdict(self)}
 
 
-def scaling_of(samples: Sequence[Sample], *, kind: Kind | None = None, probe: ProbeRecord | None = None) -> Scaling:
+def scaling_of(
+    samples: Sequence[Sample], *, kind: ScalingKind | None = None, probe: ProbeRecord | None = None
+) -> Scaling:
     """Return what runs of several sizes say together.
 
     Args:
@@ -596,12 +602,12 @@ def _speeds(series: Series) -> NDArray[np.float64]:
             "the speeds of these runs cannot be compared: some have a throughput alone and some a step time alone, add "
             "their batches"
         )
-    if series.kind is Kind.UNKNOWN:
+    if series.kind is ScalingKind.UNKNOWN:
         raise CannotTell(
             "the speeds of these runs cannot be compared: without their throughput, step times need the batch, or "
             "--scaling weak or --scaling strong"
         )
-    work = [size.num_units if series.kind is Kind.WEAK else 1 for size in series.sizes]
+    work = [size.num_units if series.kind is ScalingKind.WEAK else 1 for size in series.sizes]
     return np.array(work) / np.array(steps, np.float64) * 1e9
 
 
@@ -651,21 +657,21 @@ def band(factor: float, ratio: float) -> Band:
     return Band.OVERHEAD if round(factor * ratio, 2) >= 1 else Band.DETRIMENTAL
 
 
-def _stop(series: Series) -> Stop | None:
+def _stop(series: Series) -> ScalingLoss | None:
     """Return what the largest size loses compared with the smallest one, part by part; None where parts are not known.
 
     Ideally each part of the smallest size is divided among the units in strong scaling, and stays as it is in weak
     scaling. What a slower rank does beyond the work of the fastest one is lost to imbalance, and not to work.
     """
-    if not _has_parts(series) or series.kind is Kind.UNKNOWN:
+    if not _has_parts(series) or series.kind is ScalingKind.UNKNOWN:
         return None
     first, last = series.sizes[0], series.sizes[-1]
-    ideal = first.num_units / last.num_units if series.kind is Kind.STRONG else 1.0
+    ideal = first.num_units / last.num_units if series.kind is ScalingKind.STRONG else 1.0
     before, now = parts_of_all(first), parts_of_all(last)
     step_ns = last.mean("step_ns") or 1.0
     lost = {name: (now[name] - ideal * before[name]) / step_ns for name in now}
     part = max(lost, key=lambda name: lost[name])
-    return Stop(part=part if lost[part] >= _MIN_LOST else "", lost=lost)
+    return ScalingLoss(part=part if lost[part] >= _MIN_LOST else "", lost=lost)
 
 
 def _predictions(
@@ -675,7 +681,7 @@ def _predictions(
     found = []
     for column, factor in enumerate(factors):
         count = int(predicted.num_units[column])
-        grown = factor if series.kind is Kind.WEAK else 1
+        grown = factor if series.kind is ScalingKind.WEAK else 1
         step_ns = last.mean("step_ns") or 1.0
         times = [float(values[column]) for values in (predicted.step_ns, predicted.low_ns, predicted.high_ns)]
         speedup, high, low = (float(speeds[-1] / speeds[0]) * grown * step_ns / time for time in times)
@@ -694,11 +700,13 @@ def _predictions(
     return tuple(found)
 
 
-def stop_words(part: str, kind: Kind) -> str:
+def stop_words(part: str, kind: ScalingKind) -> str:
     """Return what stops a job, in words."""
     if part == "work":
         return (
-            "own work that does not shrink (serial share)" if kind is Kind.STRONG else "own work that grows with size"
+            "own work that does not shrink (serial share)"
+            if kind is ScalingKind.STRONG
+            else "own work that grows with size"
         )
     return {
         "imbalance": "ranks that are slower in every step (imbalance)",

@@ -37,7 +37,7 @@ _MAX_TOLD = 3
 _NONE_LEFT = "no run can be used"
 
 
-class Kind(StrEnum):
+class ScalingKind(StrEnum):
     """How the work grows with the size."""
 
     WEAK = "weak"
@@ -133,7 +133,7 @@ class Series:
     """
 
     unit: str
-    kind: Kind
+    kind: ScalingKind
     why: str
     sizes: tuple[Size, ...]
     left_out: tuple[str, ...]
@@ -150,7 +150,7 @@ class Series:
         return replace(self, sizes=self.sizes[:-1])
 
 
-def series_of(samples: Sequence[Sample], *, kind: Kind | None = None) -> Series:
+def series_of(samples: Sequence[Sample], *, kind: ScalingKind | None = None) -> Series:
     """Return the series of some runs.
 
     Args:
@@ -178,9 +178,9 @@ def series_of(samples: Sequence[Sample], *, kind: Kind | None = None) -> Series:
     spread = _spread(sizes)
     sizes = tuple(replace(size, spread=spread) for size in sizes)
     found, why = _kind(sizes)
-    if kind is not None and found not in (kind, Kind.UNKNOWN):
+    if kind is not None and found not in (kind, ScalingKind.UNKNOWN):
         raise UsageError(f"--scaling {kind} is not what the runs are: {why}, which is {found} scaling")
-    if kind is not None and found is Kind.UNKNOWN:
+    if kind is not None and found is ScalingKind.UNKNOWN:
         found, why = kind, "as told"
     return Series(unit=unit, kind=found, why=why, sizes=sizes, left_out=tuple(left_out))
 
@@ -341,17 +341,17 @@ def _spread(sizes: Sequence[Size]) -> RunSpread:
     return seen
 
 
-def _kind(sizes: Sequence[Size]) -> tuple[Kind, str]:
+def _kind(sizes: Sequence[Size]) -> tuple[ScalingKind, str]:
     """Return how the work grows, by the batches."""
     batches = [size.batch for size in sizes]
     if len(sizes) < 2:
-        return Kind.UNKNOWN, "there is one size only"
+        return ScalingKind.UNKNOWN, "there is one size only"
     if not all(batches):
-        return Kind.UNKNOWN, "the batches are not known; --scaling says which"
+        return ScalingKind.UNKNOWN, "the batches are not known; --scaling says which"
     each = [batch / size.num_units for batch, size in zip(batches, sizes, strict=True)]
     if is_same_batch(min(batches), max(batches)):
-        return Kind.STRONG, f"the global batch is {batches[0]:g} at every size"
+        return ScalingKind.STRONG, f"the global batch is {batches[0]:g} at every size"
     if is_same_batch(min(each), max(each)):
-        return Kind.WEAK, f"the batch of a unit is {each[0]:g} at every size"
+        return ScalingKind.WEAK, f"the batch of a unit is {each[0]:g} at every size"
     shown = ", ".join(f"{batch:g} at {size.num_units}" for batch, size in zip(batches, sizes, strict=True))
-    return Kind.UNKNOWN, f"the global batch neither stays the same nor grows with the size: {shown}"
+    return ScalingKind.UNKNOWN, f"the global batch neither stays the same nor grows with the size: {shown}"

@@ -22,7 +22,7 @@ from hpcpace.diagnosis.clocks import causality_of
 from hpcpace.diagnosis.close_up import with_steps
 from hpcpace.diagnosis.credible import CredibleThresholds, steps_apart_ns
 from hpcpace.diagnosis.devices import on_devices
-from hpcpace.diagnosis.evidence import TABLES_USED, Evidence, TimedTraces, evidence_of, timed_traces
+from hpcpace.diagnosis.evidence import TABLES_USED, StepOperations, TimedTraces, evidence_of, timed_traces
 from hpcpace.diagnosis.incomplete import problems_of, sound_stream
 from hpcpace.diagnosis.plot_source import regular_steps
 from hpcpace.metrics.common_clock import reference_times
@@ -353,7 +353,7 @@ class ShownSteps:
     """
 
     recorded: Sequence[RankTrace]
-    timed: Evidence
+    timed: StepOperations
     partner: NDArray[np.int64]
     ranks: tuple[int, ...]
     shift_ns: dict[int, int]
@@ -413,7 +413,7 @@ def read_steps(
     )
 
 
-def _contradiction(evidence: Evidence) -> Iterator[str]:
+def _contradiction(evidence: StepOperations) -> Iterator[str]:
     """Yield that clocks are wrong by more than they say, where operations show it."""
     *_, size_ns, allowed_ns = causality_of(evidence).violations
     if count := int(np.count_nonzero(size_ns > allowed_ns)):
@@ -500,7 +500,7 @@ def _num_shown(traces: Sequence[RankTrace], step: NDArray[np.int64], wanted: Wan
 
 
 def _shown_ranks(
-    evidence: Evidence, partner: NDArray[np.int64], num_shown: int, ranks: Collection[int] | None
+    evidence: StepOperations, partner: NDArray[np.int64], num_shown: int, ranks: Collection[int] | None
 ) -> tuple[int, ...]:
     """Return the ranks to show: of too many, half are those that others waited for longest, half are spread."""
     chosen = [rank for rank in evidence.ranks if ranks is None or rank in ranks]
@@ -564,7 +564,7 @@ def num_slices(traces: Sequence[RankTrace], step: NDArray[np.int64]) -> int:
     return int(total)
 
 
-def _span(evidence: Evidence, step: NDArray[np.int64]) -> tuple[int, int]:
+def _span(evidence: StepOperations, step: NDArray[np.int64]) -> tuple[int, int]:
     """Return when the first rank with a known clock begins the steps and the last one ends them; 0 without any."""
     begins, ends = [], []
     for trace, clock in zip(evidence.traces, evidence.clocks, strict=True):
@@ -576,7 +576,7 @@ def _span(evidence: Evidence, step: NDArray[np.int64]) -> tuple[int, int]:
     return (min(begins), max(ends)) if begins else (0, 0)
 
 
-def _shifts(evidence: Evidence, step: NDArray[np.int64]) -> dict[int, int]:
+def _shifts(evidence: StepOperations, step: NDArray[np.int64]) -> dict[int, int]:
     """Return by how much the times of ranks with an unknown clock move, so that they end with the others."""
     ends: dict[int, int] = {}
     for trace, clock in zip(evidence.traces, evidence.clocks, strict=True):

@@ -16,7 +16,7 @@ from hpcpace.core.rundir import Attempt
 from hpcpace.core.text import shortened
 from hpcpace.hang.activity import with_activity
 from hpcpace.hang.from_traces import hang_in, read_records
-from hpcpace.hang.views import Activity, FoundHang, State
+from hpcpace.hang.views import Activity, FoundHang, ProcessState
 from hpcpace.trace.schema import TABLES, Op
 
 CODE = """
@@ -45,13 +45,13 @@ def seen(attempt: Attempt, *, is_running: bool = False) -> Activity | None:
 @each_case(
     ("does", "number", "state"),
     [
-        ("sleep", None, State.ASLEEP),
-        ("spin", None, State.RUNNING),
-        ("sleep", signal.SIGSTOP, State.STOPPED),
+        ("sleep", None, ProcessState.ASLEEP),
+        ("spin", None, ProcessState.RUNNING),
+        ("sleep", signal.SIGSTOP, ProcessState.STOPPED),
     ],
 )
 def test_a_process_on_this_host_is_found_by_its_open_journal(
-    tmp_path: Path, does: str, number: signal.Signals | None, state: State
+    tmp_path: Path, does: str, number: signal.Signals | None, state: ProcessState
 ) -> None:
     attempt = waiting_job().write(tmp_path / "run")
     journal = attempt.trace_file(1).with_suffix(".journal")
@@ -107,10 +107,15 @@ def test_a_process_that_waits_for_a_pipe_waits_for_that_one(tmp_path: Path, does
 
 @each_case(
     ("cores", "waits", "state"),
-    [(0.0, 0.0, State.ASLEEP), (1.0, 0.0, State.RUNNING), (0.2, 0.7, State.RUNNING), (0.3, 0.0, None)],
+    [
+        (0.0, 0.0, ProcessState.ASLEEP),
+        (1.0, 0.0, ProcessState.RUNNING),
+        (0.2, 0.7, ProcessState.RUNNING),
+        (0.3, 0.0, None),
+    ],
 )
 def test_elsewhere_the_processor_time_that_the_rank_recorded_says_it(
-    tmp_path: Path, cores: float, waits: float, state: State | None
+    tmp_path: Path, cores: float, waits: float, state: ProcessState | None
 ) -> None:
     job, names = waiting_job(), TABLES["host"].dtype.names or ()
     for second in range(61):

@@ -9,7 +9,7 @@ from typing import Any
 from hpcpace.core.text import NS_PER_S
 from hpcpace.hang.rules import find_hang
 from hpcpace.hang.verdict import HangWords, describe
-from hpcpace.hang.views import Activity, Call, Channel, Doing, GroupView, JobView, RankView, State
+from hpcpace.hang.views import Activity, Call, Channel, Doing, GroupView, JobView, ProcessState, RankView
 
 DP = Channel(0)
 
@@ -60,7 +60,7 @@ def test_what_a_rank_does_instead_is_said_with_its_stack() -> None:
 
 
 def test_what_usually_comes_next_is_called_a_guess_beside_what_the_kernel_says() -> None:
-    asleep = Activity(state=State.ASLEEP, cores=0.01, over_ns=20 * NS_PER_S, is_now=False)
+    asleep = Activity(state=ProcessState.ASLEEP, cores=0.01, over_ns=20 * NS_PER_S, is_now=False)
     since = {"doing": Doing.LOADING, "doing_since_ns": 10 * NS_PER_S, "is_guess": True, "after": "the optimizer"}
     guessed = rank_in(1, entered=4, is_open=False, activity=asleep, **since)
     said = words([rank_in(0, entered=5, is_open=True), guessed])
@@ -90,7 +90,7 @@ def test_of_a_rank_without_a_sign_of_life_it_is_not_said_what_it_does_now() -> N
 
 def test_of_a_process_that_is_there_it_is_said_what_it_waits_for_though_nothing_of_it_is_recorded() -> None:
     waits = Activity(
-        state=State.ASLEEP, cores=0.0, over_ns=NS_PER_S, is_now=True, pid=4711, waits="in a write to the pipe x"
+        state=ProcessState.ASLEEP, cores=0.0, over_ns=NS_PER_S, is_now=True, pid=4711, waits="in a write to the pipe x"
     )
     views = [rank_in(rank, entered=5, is_open=True, seen_ns=39 * NS_PER_S) for rank in (0, 1, 3)]
     silent = rank_in(2, entered=4, is_open=False, seen_ns=5 * NS_PER_S, activity=waits)

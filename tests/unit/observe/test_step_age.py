@@ -11,7 +11,7 @@ from cases import each_case, only_nightly
 
 from hpcpace.core.text import NS_PER_S
 from hpcpace.observe.settings import HangConfig
-from hpcpace.observe.watchdog import Age, Seen, StepAge
+from hpcpace.observe.watchdog import Age, Look, StepAge
 from hpcpace.trace.schema import Phase
 
 LIMITS = HangConfig()
@@ -47,7 +47,7 @@ def ages(parts: Iterable[Part], age: StepAge, *, tick_s: float = 1.0) -> Iterato
             under_way = None if part.phase is None else (part.phase, int(begin_s * NS_PER_S))
             num_moves += part.moves
             if not part.is_asleep:
-                seen = Seen(num_steps, num_moves, under_way, set(before))
+                seen = Look(num_steps, num_moves, under_way, set(before))
                 found = age.look(int(next_look_s * NS_PER_S), seen)
                 if found is not None:
                     yield found
@@ -157,7 +157,7 @@ def test_the_rest_of_a_step_after_a_long_checkpoint_has_its_own_time() -> None:
 def test_any_step_may_be_a_checkpoint_where_phases_are_not_observed() -> None:
     age, found = new_age(), []
     for second in range(1400):
-        seen = Seen(step=min(second, 20), num_moves=0, sees_phases=False)
+        seen = Look(step=min(second, 20), num_moves=0, sees_phases=False)
         found += [age.look(second * NS_PER_S, seen)]
     late = [one for one in found if one is not None]
     assert late[0].step_age_ns == 1201 * NS_PER_S
@@ -177,7 +177,7 @@ def test_time_in_which_the_process_was_suspended_does_not_count() -> None:
 
 
 def test_time_that_the_watchdog_itself_takes_counts() -> None:
-    age, seen = new_age(), Seen(step=1, num_moves=0)
+    age, seen = new_age(), Look(step=1, num_moves=0)
     age.look(NS_PER_S, seen)
     age.returned(190 * NS_PER_S)
     found = age.look(191 * NS_PER_S, seen)
@@ -198,6 +198,6 @@ def test_a_step_number_that_goes_back_is_progress_as_well() -> None:
     age = new_age()
     numbers = [0, 1, 2, 3, 4, 5, 6, 2, 3]
     for second, number in enumerate(numbers):
-        assert age.look(50 * second * NS_PER_S, Seen(step=number, num_moves=0)) is None
+        assert age.look(50 * second * NS_PER_S, Look(step=number, num_moves=0)) is None
         age.returned(50 * (second + 1) * NS_PER_S)
     assert age.usual_step_ns == 50 * NS_PER_S

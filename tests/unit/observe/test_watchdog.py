@@ -22,7 +22,7 @@ from hpcpace.observe.alarm import Alarm
 from hpcpace.observe.ends import EndEvent
 from hpcpace.observe.hang_snapshot import Operations, excuse_of, operations, thread_stacks
 from hpcpace.observe.settings import HangConfig
-from hpcpace.observe.watchdog import STOPPED, Seen, Watchdog
+from hpcpace.observe.watchdog import STOPPED, Look, Watchdog
 from hpcpace.trace.schema import Op, Phase
 
 WORDS = HangWords(headline="hang: all_reduce 7 waits for rank 1", why=("rank 0 waits",), advice="look at rank 1")
@@ -62,8 +62,8 @@ class Rank:
             clock=lambda: self.now_s * NS_PER_S,
         )
 
-    def seen(self) -> Seen:
-        return Seen(step=self.step, num_moves=self.num_moves, under_way=self.under_way)
+    def seen(self) -> Look:
+        return Look(step=self.step, num_moves=self.num_moves, under_way=self.under_way)
 
     def operations(self, rank: int) -> Operations:
         return Operations(calls=(CALL,), is_complete=True)

@@ -11,13 +11,13 @@ from cases import each_case
 from probe_sample import made_copies, made_noise, made_pairs, made_probe
 from rich.console import Console
 
-from hpcpace.probe.changes import Change, changes, host_changes, is_unclear, left_out, outcome_words
+from hpcpace.probe.changes import ProbeChange, changes, host_changes, is_unclear, left_out, outcome_words
 from hpcpace.probe.record import PairsRecord, ProbeRecord
 from hpcpace.report.sections.probe import changes_section
 from hpcpace.report.terminal import print_section
 
 
-def change_lines(found: Sequence[Change], remarks: Sequence[str]) -> list[str]:
+def change_lines(found: Sequence[ProbeChange], remarks: Sequence[str]) -> list[str]:
     stream = io.StringIO()
     print_section(Console(file=stream, width=80, highlight=False, color_system=None), changes_section(found, remarks))
     return [line.rstrip() for line in stream.getvalue().splitlines()]
@@ -133,5 +133,7 @@ def test_lines_show_what_changed_and_count_the_rest() -> None:
 
 
 def test_a_change_that_stands_out_and_is_too_small_to_count_is_not_decided() -> None:
-    change = Change(part="pairs", name="n1 to n2", kind="rate", value=log(1.3), low=log(1.2), high=log(1.4), least=0.5)
+    change = ProbeChange(
+        part="pairs", name="n1 to n2", kind="rate", value=log(1.3), low=log(1.2), high=log(1.4), least=0.5
+    )
     assert not change.is_slower and not change.is_decided

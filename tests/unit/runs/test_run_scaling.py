@@ -18,7 +18,7 @@ from hpcpace.probe.record import LawPiece
 from hpcpace.runs.load import read_csv
 from hpcpace.runs.scaling.result import COLUMNS, Band, band, predict, rows_of, scaling_of
 from hpcpace.runs.scaling.samples import PARTS, Sample, sample_of_line, sample_of_run
-from hpcpace.runs.scaling.sizes import Kind, series_of
+from hpcpace.runs.scaling.sizes import ScalingKind, series_of
 from library.published import read_published
 
 MS = 1e6
@@ -54,15 +54,15 @@ def test_figures_of_sizes_are_relative_to_the_smallest() -> None:
     assert [size.band for size in found.sizes] == [Band.IDEAL, Band.OVERHEAD, Band.OVERHEAD]
 
 
-@pytest.mark.parametrize(("strong", "kind"), [(False, Kind.WEAK), (True, Kind.STRONG)])
-def test_batches_tell_weak_from_strong(strong: bool, kind: Kind) -> None:
+@pytest.mark.parametrize(("strong", "kind"), [(False, ScalingKind.WEAK), (True, ScalingKind.STRONG)])
+def test_batches_tell_weak_from_strong(strong: bool, kind: ScalingKind) -> None:
     assert series_of([_sample(nodes, strong=strong) for nodes in (1, 2, 4)]).kind is kind
 
 
 def test_batches_that_do_neither_are_refused_a_law_and_still_have_figures() -> None:
     samples = [replace(_sample(nodes), batch=batch) for nodes, batch in ((1, 64), (2, 64), (4, 256))]
     found = scaling_of(samples)
-    assert found.kind is Kind.UNKNOWN and not found.predictions and found.knee is None
+    assert found.kind is ScalingKind.UNKNOWN and not found.predictions and found.knee is None
     assert "64 at 1, 64 at 2, 256 at 4" in found.no_law
     assert [size.num_units for size in found.sizes] == [1, 2, 4]
 
@@ -169,14 +169,14 @@ def test_repeats_whose_samples_have_different_lengths_are_pooled() -> None:
     ]
     found = series_of(samples)
     assert [len(size.samples) for size in found.sizes] == [3, 3, 3] and not found.left_out
-    assert found.kind is Kind.WEAK and found.why == "the batch of a unit is 10000 at every size"
+    assert found.kind is ScalingKind.WEAK and found.why == "the batch of a unit is 10000 at every size"
 
 
 def test_a_line_without_batch_has_that_of_its_repeats(tmp_path: Path) -> None:
     path = tmp_path / "runs.csv"
     path.write_text("run,throughput,nodes,batch\na,100,1,\nb,101,1,64\nc,198,2,128\nd,390,4,256\n")
     found = scaling_of([sample_of_line(line, str(path)) for line in read_csv(path)])
-    assert found.kind is Kind.WEAK and len(found.predictions) == 2 and not found.left_out
+    assert found.kind is ScalingKind.WEAK and len(found.predictions) == 2 and not found.left_out
     assert found.sizes[0].runs == ("a", "b") and found.sizes[0].samples_per_s == pytest.approx(100.5)
     assert found.sizes[0].step_ns == pytest.approx((0.64 + 64 / 101) / 2 * 1e9)
 
@@ -231,8 +231,8 @@ def test_three_repeats_say_little_of_the_variation_that_they_show() -> None:
 def test_a_kind_of_scaling_that_the_batches_contradict_is_refused() -> None:
     samples = [_sample(nodes) for nodes in (1, 2)]
     with pytest.raises(UsageError, match="the batch of a unit is 64 at every size, which is weak scaling"):
-        series_of(samples, kind=Kind.STRONG)
-    assert series_of(samples, kind=Kind.WEAK).kind is Kind.WEAK
+        series_of(samples, kind=ScalingKind.STRONG)
+    assert series_of(samples, kind=ScalingKind.WEAK).kind is ScalingKind.WEAK
 
 
 def test_a_link_to_a_run_is_no_repeat(tmp_path: Path) -> None:
@@ -379,14 +379,14 @@ def test_throughputs_and_step_times_need_a_batch_to_be_compared(tmp_path: Path) 
     path = tmp_path / "runs.csv"
     path.write_text("run,nodes,step_time_s,throughput\na,1,1,\nb,2,,100\n")
     with pytest.raises(CannotTell, match="add their batches"):
-        scaling_of([sample_of_line(line, str(path)) for line in read_csv(path)], kind=Kind.WEAK)
+        scaling_of([sample_of_line(line, str(path)) for line in read_csv(path)], kind=ScalingKind.WEAK)
 
 
 def test_a_csv_file_needs_no_traces(tmp_path: Path) -> None:
     path = tmp_path / "runs.csv"
     path.write_text("run,nodes,throughput,batch\na,1,100,64\nb,2,190,128\nc,4,340,256\nd,8,560,512\n")
     found = scaling_of([sample_of_line(line, str(path)) for line in read_csv(path)])
-    assert found.kind is Kind.WEAK and found.sizes[-1].speedup == pytest.approx(5.6)
+    assert found.kind is ScalingKind.WEAK and found.sizes[-1].speedup == pytest.approx(5.6)
     assert len(found.predictions) == 2
 
 
@@ -396,7 +396,7 @@ def test_step_times_without_batch_need_to_know_how_the_work_grows(tmp_path: Path
     samples = [sample_of_line(line, str(path)) for line in read_csv(path)]
     with pytest.raises(CannotTell, match="--scaling weak"):
         scaling_of(samples)
-    assert scaling_of(samples, kind=Kind.STRONG).sizes[-1].speedup == pytest.approx(2.5)
+    assert scaling_of(samples, kind=ScalingKind.STRONG).sizes[-1].speedup == pytest.approx(2.5)
 
 
 def test_the_table_has_a_row_for_each_size_and_for_each_prediction() -> None:

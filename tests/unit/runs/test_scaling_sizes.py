@@ -16,7 +16,7 @@ from hpcpace.runs.load import read_csv
 from hpcpace.runs.scaling import result
 from hpcpace.runs.scaling.result import Predicted, predict, scaling_of
 from hpcpace.runs.scaling.samples import Sample, sample_of_line
-from hpcpace.runs.scaling.sizes import Kind, series_of
+from hpcpace.runs.scaling.sizes import ScalingKind, series_of
 
 
 def _run(name: str, nodes: int, step_s: float, *, batch: float) -> Sample:
@@ -62,8 +62,8 @@ def test_repeats_that_differ_by_less_than_a_factor_of_two_are_pooled() -> None:
     assert not series_of(_of_speeds(a=[1.0, 1.99], b=[1.0, 1.4, 1.8], c=[1.0])).left_out
 
 
-@pytest.mark.parametrize("kind", [Kind.WEAK, Kind.STRONG])
-def test_sizes_that_are_known_badly_are_not_predicted(kind: Kind) -> None:
+@pytest.mark.parametrize("kind", [ScalingKind.WEAK, ScalingKind.STRONG])
+def test_sizes_that_are_known_badly_are_not_predicted(kind: ScalingKind) -> None:
     samples = [replace(one, batch=0.0, samples_per_s=None) for one in _of_speeds(a=[1.0], b=[1.0], c=[1.0])]
     samples[1] = replace(samples[1], error=0.6)
     found = scaling_of(samples, kind=kind)
@@ -157,4 +157,6 @@ def test_a_throughput_and_a_step_time_are_a_batch(tmp_path: Path) -> None:
     path = tmp_path / "runs.csv"
     path.write_text("run,nodes,step_time_s,throughput\na,1,1,64\nb,2,1.1,117\nc,4,1.2,213\n")
     found = scaling_of([sample_of_line(line, str(path)) for line in read_csv(path)])
-    assert found.kind is Kind.WEAK and found.why == "the batch of a unit is 64 at every size" and found.predictions
+    assert (
+        found.kind is ScalingKind.WEAK and found.why == "the batch of a unit is 64 at every size" and found.predictions
+    )

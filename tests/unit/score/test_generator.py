@@ -12,7 +12,7 @@ from cases import each_case
 from experiments.score.generator import HALFWIDTH_NS, START_NS, clocks_of, traces_of, write_run
 from experiments.score.scenario import NUM_WARMUP, Scenario
 from experiments.score.timeline import COMPUTE_NS, noise_factors, simulate
-from hpcpace.diagnosis.evidence import Evidence, evidence_of
+from hpcpace.diagnosis.evidence import StepOperations, evidence_of
 from hpcpace.metrics.common_clock import CommonClock, rank_clocks
 from hpcpace.metrics.host_waits import core_use
 from hpcpace.metrics.steps import common_steps
@@ -30,7 +30,7 @@ def _scenario(layout: str, **values: object) -> Scenario:
     return Scenario(**{"seed": 4, **SMALL, **LAYOUTS[layout], **values})
 
 
-def _evidence(traces: Sequence[RankTrace]) -> Evidence:
+def _evidence(traces: Sequence[RankTrace]) -> StepOperations:
     return evidence_of(traces, *rank_clocks(traces))
 
 

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from hpcpace.train.checkpoint import Checkpoints
-from hpcpace.train.checkpoint_folder import History
+from hpcpace.train.checkpoint_folder import TrainingHistory
 from hpcpace.train.plan import plan_training
 from hpcpace.train.settings import TrainConfig
 
@@ -58,7 +58,7 @@ class SmallRun:
         self.optimizer.zero_grad()
 
     def save(self, num_steps: int = 1) -> Path:
-        return self.checkpoints.save(History(num_steps=num_steps, losses=(1.0,) * num_steps))
+        return self.checkpoints.save(TrainingHistory(num_steps=num_steps, losses=(1.0,) * num_steps))
 
     def state(self) -> dict[str, Any]:
         return self.checkpoints._state(is_saved=False)

@@ -20,7 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 from test_watch_view import HANG
 
 from hpcpace.core.errors import UsageError
-from hpcpace.core.exposition import OPENMETRICS_TYPE, TEXT_TYPE, Kind, exposition
+from hpcpace.core.exposition import OPENMETRICS_TYPE, TEXT_TYPE, MetricType, exposition
 from hpcpace.watch import export
 from hpcpace.watch.export import MAX_CLIENTS, TOP_RANKS, Exporter, families
 
@@ -94,14 +94,14 @@ def _expressions() -> list[str]:
 
 def test_dashboard_and_alerts_ask_for_metrics_that_there_are(run: LiveRun) -> None:
     run.look()
-    known = {family.name + {Kind.COUNTER: "_total"}.get(family.kind, "") for family in families(run.look())}
+    known = {family.name + {MetricType.COUNTER: "_total"}.get(family.kind, "") for family in families(run.look())}
     asked = {name for text in _expressions() for name in re.findall(r"hpcpace_\w+", text)}
     assert len(_expressions()) > 15 and asked <= known
 
 
 def test_the_document_names_every_metric(run: LiveRun) -> None:
     text = (MONITORING.parent / "site.md").read_text()
-    suffixes = {Kind.COUNTER: "_total", Kind.INFO: "_info", Kind.GAUGE: ""}
+    suffixes = {MetricType.COUNTER: "_total", MetricType.INFO: "_info", MetricType.GAUGE: ""}
     names = {family.name + suffixes[family.kind] for family in families(run.look())}
     assert [name for name in sorted(names) if f"`{name}`" not in text and "network" not in name] == []
 
