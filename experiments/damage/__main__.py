@@ -28,11 +28,10 @@ from pathlib import Path
 from typing import Any
 
 from experiments.damage.bombs import Measured, measure
-from experiments.damage.campaign import KINDS, Input, Outcome, run_inputs, spread
 from experiments.damage.child import preload
-from experiments.damage.hostile.engine import Outcome as HostileOutcome
-from experiments.damage.hostile.engine import run_hostile
-from experiments.damage.hostile.kinds import KINDS as HOSTILE_KINDS
+from experiments.damage.engine import Input, Kind, Outcome, run_inputs, spread
+from experiments.damage.hostile_files import cpu_s_per_mb
+from experiments.damage.kinds import DAMAGED, HOSTILE
 from experiments.damage.races import RaceOutcome, all_races
 from experiments.options import command_line
 from experiments.pages import failures, minutes, page, write_page, write_section
@@ -46,28 +45,14 @@ def main() -> None:
     is_hostile_alone = args.hostile is not None and args.races is None and not args.memory
     writes_all = args.write and not is_hostile_alone
     is_alone = is_hostile_alone or ((args.races is not None or args.memory) and not args.write)
-    hostile: list[HostileOutcome] = []
-    if args.hostile is not None or args.write:
-        hostile = _hostile(args.hostile or _HOSTILE_INPUTS, args)
+    hostile = _hostile(args) if args.hostile is not None or args.write else []
     if is_hostile_alone and args.write:
         write_section("reliability-input", _hostile_section(hostile))
     races = _races(args.races or _ROUNDS) if args.races is not None or writes_all else []
     measured = _measured() if args.memory or writes_all else []
-    outcomes: list[Outcome] = []
-    if not is_alone:
-        outcomes = _outcomes(_inputs(args.only, args.inputs), args)
-        is_compared = not args.fresh and not args.only
-        num_fresh = len(_compared(outcomes[::_FRESH_EVERY], args.at_once)) if is_compared else 0
-        duration_s = time.monotonic() - begin_s
-        longest = max(outcomes, key=lambda outcome: outcome.result.wall_s)
-        largest = max(outcomes, key=lambda outcome: outcome.memory_bytes)
-        num_failed = sum(bool(outcome.problems) for outcome in outcomes)
-        print(
-            f"{len(outcomes)} inputs in {duration_s:.0f} s, {num_failed} failed; longest {longest.result.wall_s:.1f} s "
-            f"({longest.input.name}), largest {largest.memory_bytes >> 20} MiB ({largest.input.name})"
-        )
+    outcomes = [] if is_alone else _outcomes(args)
     if writes_all:
-        _write(outcomes, races=races, measured=measured, hostile=hostile, num_fresh=num_fresh, duration_s=duration_s)
+        _write(outcomes, races, measured, hostile, args=args, duration_s=time.monotonic() - begin_s)
     lost = [race for race in races if race.problems and not race.is_naive]
     failed = [one for one in (*outcomes, *hostile) if one.problems]
     sys.exit(1 if failed or lost or not all(one.is_kept for one in measured) else 0)
@@ -83,19 +68,34 @@ def _kept(found: Iterable[Any], line: Callable[[Any], str]) -> list[Any]:
     return kept
 
 
-def _outcomes(inputs: Sequence[Input], args: argparse.Namespace) -> list[Outcome]:
-    def line(outcome: Outcome) -> str:
-        problems = (" ".join(problem.split()) for problem in outcome.problems)
-        return "\n".join(f"{outcome.input.name} ({outcome.input.specimen}): {problem}" for problem in problems)
+def _run(inputs: Sequence[Input], args: argparse.Namespace, *, is_told: bool) -> list[Outcome]:
+    outcomes: list[Outcome] = _kept(
+        run_inputs(inputs, at_once=args.at_once, fresh=args.fresh, keep=args.keep),
+        lambda one: one.line() if one.problems or is_told else "",
+    )
+    longest = max(outcomes, key=lambda outcome: outcome.result.wall_s)
+    largest = max(outcomes, key=lambda outcome: outcome.memory_bytes)
+    print(
+        f"{len(outcomes)} inputs, {sum(bool(outcome.problems) for outcome in outcomes)} failed; longest "
+        f"{longest.result.wall_s:.1f} s ({longest.input.name}), largest {largest.memory_bytes >> 20} MiB "
+        f"({largest.input.name})",
+        flush=True,
+    )
+    return outcomes
 
-    return _kept(run_inputs(inputs, at_once=args.at_once, fresh=args.fresh, keep=args.keep), line)
+
+def _outcomes(args: argparse.Namespace) -> list[Outcome]:
+    return _run(_chosen(DAMAGED, args.only) if args.only else spread(DAMAGED, args.inputs), args, is_told=False)
 
 
-def _inputs(only: list[str] | None, num_inputs: int) -> list[Input]:
-    if not only:
-        return spread(KINDS, num_inputs)
-    kinds = {kind.name: kind for kind in KINDS}
-    found = []
+def _hostile(args: argparse.Namespace) -> list[Outcome]:
+    chosen = [kind for kind in HOSTILE if not args.only or {kind.name, kind.group} & {*args.only}]
+    numbers = range(args.hostile or _HOSTILE_INPUTS)
+    return _run([Input(kind=kind, number=n) for kind in chosen for n in numbers], args, is_told=bool(args.only))
+
+
+def _chosen(all_kinds: Sequence[Kind], only: Sequence[str]) -> list[Input]:
+    kinds, found = {kind.name: kind for kind in all_kinds}, []
     for name in only:
         kind, _, number = name.partition("#")
         if kind not in kinds:
@@ -104,24 +104,15 @@ def _inputs(only: list[str] | None, num_inputs: int) -> list[Input]:
     return found
 
 
-def _compared(outcomes: Sequence[Outcome], at_once: int) -> list[Outcome]:
-    """Report some inputs once more in fresh interpreters: exit code and problems must be the same."""
+def _num_compared(outcomes: Sequence[Outcome], at_once: int) -> int:
+    """Report some inputs once more in fresh interpreters, of which exit code and problems must be the same."""
     again = list(run_inputs([outcome.input for outcome in outcomes], at_once=at_once, fresh=True))
     found = {outcome.input.name: outcome for outcome in outcomes}
     for other in again:
         one = found[other.input.name]
         if (one.result.code, one.problems) != (other.result.code, other.problems):
             sys.exit(f"{one.input.name} differs in a fresh interpreter: {other.result.code}, {other.problems}")
-    return again
-
-
-def _hostile(num_inputs: int, args: argparse.Namespace) -> list[HostileOutcome]:
-    chosen = [kind for kind in HOSTILE_KINDS if not args.only or {kind.name, kind.format} & {*args.only}]
-    outcomes = run_hostile(chosen, num_inputs, at_once=args.at_once, keep=args.keep)
-    found = _kept(outcomes, HostileOutcome.line if args.only else lambda one: one.line() if one.problems else "")
-    num_failed = sum(bool(outcome.problems) for outcome in found)
-    print(f"{len(found)} hostile inputs of {len(chosen)} kinds, {num_failed} failed", flush=True)
-    return found
+    return len(again)
 
 
 def _races(num_rounds: int) -> list[RaceOutcome]:
@@ -149,39 +140,35 @@ def _measured() -> list[Measured]:
 
 def _write(
     outcomes: Sequence[Outcome],
-    *,
     races: Sequence[RaceOutcome],
     measured: Sequence[Measured],
-    hostile: Sequence[HostileOutcome],
-    num_fresh: int,
+    hostile: Sequence[Outcome],
+    *,
+    args: argparse.Namespace,
     duration_s: float,
 ) -> None:
+    lost = [f"{race.program}, {race.swapper}: {text}" for race in races if not race.is_naive for text in race.problems]
     write_page(
         "reliability-input",
         outcomes=outcomes,
-        groups=by_group(outcomes, lambda outcome: outcome.input.kind),
+        groups=by_group(outcomes),
         duration=minutes(duration_s),
-        num_fresh=num_fresh,
-        failed=failures(f"`{one.input.name}`: {problem}" for one in outcomes for problem in one.problems),
+        num_fresh=0 if args.fresh or args.only else _num_compared(outcomes[::_FRESH_EVERY], args.at_once),
+        failed=_failures(outcomes),
         hostile=_hostile_section(hostile),
         races=races,
-        lost_races=failures(
-            f"{race.program}, {race.swapper}: {problem}"
-            for race in races
-            if not race.is_naive
-            for problem in race.problems
-        ),
+        lost_races=failures(lost),
         measured=measured,
     )
 
 
-def _hostile_section(outcomes: Sequence[HostileOutcome]) -> str:
-    return page(
-        "reliability-input-hostile",
-        outcomes=outcomes,
-        groups=by_group(outcomes, lambda outcome: outcome.kind, "format"),
-        failed=failures(f"`{one.kind.name}#{one.number}`: {problem}" for one in outcomes for problem in one.problems),
-    )
+def _failures(outcomes: Sequence[Outcome]) -> str:
+    return failures(f"`{one.input.name}`: {problem}" for one in outcomes for problem in one.problems)
+
+
+def _hostile_section(outcomes: Sequence[Outcome]) -> str:
+    values = {"outcomes": outcomes, "groups": by_group(outcomes), "failed": _failures(outcomes)}
+    return page("reliability-input-hostile", num_each=max(one.input.number for one in outcomes) + 1, **values)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,8 +176,8 @@ class Group:
     """A row of a table: the outcomes of some kinds, or of all."""
 
     name: str
-    kinds: Sequence[Any]
-    outcomes: Sequence[Any]
+    kinds: Sequence[Kind]
+    outcomes: Sequence[Outcome]
 
     @property
     def num_passed(self) -> int:
@@ -203,20 +190,25 @@ class Group:
         times_s = [outcome.result.wall_s for outcome in self.outcomes]
         return statistics.median(times_s), max(times_s)
 
+    @property
+    def cpu_s_per_mb(self) -> float:
+        """The worst processor time of a hostile file for each megabyte."""
+        return max(map(cpu_s_per_mb, self.outcomes))
+
     def num_codes(self, stop: int) -> list[int]:
         """Return how many ended with each exit code."""
         codes = [outcome.result.code for outcome in self.outcomes]
         return [*map(codes.count, range(stop))]
 
 
-def by_group(outcomes: Sequence[Any], kind_of: Callable[[Any], Any], by: str = "group") -> list[Group]:
-    """Return the rows of a table: one for each group of kinds, or what they have as `by`, and one for all."""
-    named: dict[str, list[Any]] = {}
+def by_group(outcomes: Sequence[Outcome]) -> list[Group]:
+    """Return the rows of a table: one for each group of kinds, and one for all."""
+    named: dict[str, list[Outcome]] = {}
     for outcome in outcomes:
-        named.setdefault(getattr(kind_of(outcome), by), []).append(outcome)
+        named.setdefault(outcome.input.kind.group, []).append(outcome)
     found = [*named.items(), ("all", outcomes)] if outcomes else []
     return [
-        Group(name=name, kinds=list({kind_of(one).name: kind_of(one) for one in some}.values()), outcomes=some)
+        Group(name=name, kinds=list({one.input.kind.name: one.input.kind for one in some}.values()), outcomes=some)
         for name, some in found
     ]
 

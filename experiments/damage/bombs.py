@@ -25,7 +25,8 @@ from experiments.damage.chance import Random, random_of
 from experiments.damage.child import memory_limit_bytes
 from experiments.damage.journals import to_journal
 from experiments.damage.links import RECORDS
-from experiments.damage.tables import TABLES, Attack, hdf5, opened, resize, some_column
+from experiments.damage.reports import kinds_of
+from experiments.damage.tables import TABLES, Attack, hdf5, opened, resize
 from experiments.synthetic_run import SyntheticRun
 from hpcpace.trace.journal import MAGIC, RecordKind, decode, encode_header, encode_records
 from hpcpace.trace.reader import read_trace
@@ -67,43 +68,6 @@ def rows_of_zeros(num_rows: int, tables: tuple[str, ...] = TABLES) -> Attack:
     return attack
 
 
-def _deflate_bomb(file: h5py.File, random: Random) -> None:
-    """Let a chunk inflate to more than its rows, or never come to its end."""
-    table, name = some_column(file, random)
-    bomb = zlib.compress(bytes(random.one(1 << 20, 1 << 25, 1 << 27)), 1)
-    stored = _gzipped(table, name, len(table[name]) or 40, random.one(8192, 65536, 1 << 20))
-    stored.id.write_direct_chunk((0,), random.one(bomb, bomb[:-10], bomb + bomb, zlib.compress(bomb)))
-
-
-def _odd_chunks(file: h5py.File, random: Random) -> None:
-    """Make chunks of one row each, of gigabytes, or of several dimensions."""
-    table, name = some_column(file, random)
-    dtype = table[name].dtype
-    del table[name]
-    properties = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
-    shape, chunk = random.one(((200_000,), (1,)), ((50,), (1 << 27,)), ((50, 50), (50, 50)), ((1 << 40,), (1 << 26,)))
-    properties.set_chunk(chunk)
-    if chunk == (1,):
-        properties.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
-        properties.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
-    space = h5py.h5s.create_simple(shape, (h5py.h5s.UNLIMITED,) * len(shape))
-    h5py.h5d.create(table.id, name.encode(), h5py.h5t.py_create(dtype), space, properties)
-
-
-def _large_attribute(file: h5py.File, random: Random) -> None:
-    size = random.one(1 << 17, 1 << 20, 1 << 24)
-    attrs = file[random.one("/", "steps", "network", "steps/begin_ns")].attrs
-    name = random.one("host", "mesh", "samples_unit", "interfaces", "world_size", "unknown")
-    attrs.pop(name, None)
-    attrs[name] = random.one("x" * size, np.bytes_(b"x" * size), np.zeros(size // 8), ["eth0"] * (size // 64))
-
-
-def _many_attributes(file: h5py.File, random: Random) -> None:
-    place = file[random.one("/", "steps", "steps/begin_ns")]
-    for number in range(2000):
-        place.attrs[f"attribute-{number}"] = np.zeros(64)
-
-
 def _nested_groups(file: h5py.File, random: Random) -> None:
     """Nest groups thousands deep, in a group that is read or beside it."""
     place = file[random.one("/", "steps", "groups")]
@@ -111,34 +75,13 @@ def _nested_groups(file: h5py.File, random: Random) -> None:
         place = place.create_group("g")
 
 
-def _many_links(file: h5py.File, random: Random) -> None:
-    place = file[("/", "steps")[int(random.integers(2))]]
-    for number in range(15_000):
-        place[f"a-link-to-the-same-group-{number:08d}"] = h5py.SoftLink("/steps")
-
-
-def _appended(content: Callable[[], bytes], spacing: int = 0) -> specimen.Make:
-    """Return what appends a content to a file, or many times with holes between."""
-
-    def append(path: Path, random: Random) -> None:
-        with open(path, "ab") as file:
-            size = file.tell()
-            for number in range(4096 if spacing else 1):
-                file.seek(size + number * spacing)
-                file.write(content())
-
-    return append
-
-
 _HEAP = b"GCOL\x01\0\0\0" + struct.pack("<Q", 1 << 20)
-_APPENDED: Mapping[str, specimen.Make] = {
-    # What looks like a million global heaps, each of a megabyte and within the other.
-    "many-heaps": _appended(lambda: (_HEAP + struct.pack("<HHIQ", 0, 0, 0, 1 << 20)) * (1 << 20)),
-    # Heaps of the largest size that hold nothing but the smallest objects.
-    "small-objects-of-heaps": _appended(lambda: (_HEAP + struct.pack("<HHIQ", 1, 0, 0, 0) * ((1 << 16) - 1)) * 64),
-    # A page at each second place of half a gigabyte, so that the file is holes and data by turns.
-    "holes": _appended(lambda: b"GCOL" * 1024, 1 << 17),
-}
+
+
+def _many_heaps(path: Path, random: Random) -> None:
+    """Append what looks like a million global heaps, each of a megabyte and within the other."""
+    with open(path, "ab") as file:
+        file.write((_HEAP + struct.pack("<HHIQ", 0, 0, 0, 1 << 20)) * (1 << 20))
 
 
 def _journal(content: Callable[[TraceHeader, Random], bytes]) -> specimen.Make:
@@ -252,15 +195,12 @@ def _large_snapshots(run: specimen.RunCopy, random: Random) -> specimen.Damaged:
 _HDF5, _JOURNALS, _JSON = "HDF5 bombs", "journal bombs", "JSON bombs"
 _BILLION = 1 << 30
 _IN_ONE: Mapping[str, Attack] = {
-    **{"billion-rows": rows_of_zeros(_BILLION), "million-rows": rows_of_zeros(4_000_000), "deflate": _deflate_bomb},
+    **{"billion-rows": rows_of_zeros(_BILLION), "million-rows": rows_of_zeros(4_000_000)},
     # Rows whose chunks were never written, within what deflate could make of the file, or far beyond.
     "claimed-rows": lambda file, random: resize(file[random.of(TABLES)], random.one(10**6, 10**7, 2**31, 2**62)),
-    **{"odd-chunks": _odd_chunks, "large-attribute": _large_attribute, "many-attributes": _many_attributes},
-    **{"nested-groups": _nested_groups, "many-links": _many_links},
+    "nested-groups": _nested_groups,
 }
-_IN_ALL: Mapping[str, Attack] = {
-    **{"million-rows": rows_of_zeros(2_000_000), "rows-that-fit": rows_of_zeros(500_000), "deflate": _deflate_bomb}
-}
+_IN_ALL: Mapping[str, Attack] = {**{"million-rows": rows_of_zeros(2_000_000), "rows-that-fit": rows_of_zeros(500_000)}}
 _OF_JOURNALS = {"long": _long_journal, "wide": _wide_journal, "claiming": _claiming_journal}
 _OF_JSON: Mapping[str, Callable[[Random, int], bytes]] = {
     "nested": lambda random, _: random.of(_NESTED),
@@ -270,19 +210,18 @@ _OF_JSON: Mapping[str, Callable[[Random, int], bytes]] = {
 
 
 def _kinds(group: str, damages: Mapping[str, specimen.Damage], **more: Any) -> list[specimen.Kind]:
-    return specimen.kinds_of(group, {name: _bounded(one) for name, one in damages.items()}, "bomb-", **more)
+    return kinds_of(group, {name: _bounded(one) for name, one in damages.items()}, "bomb-", **more)
 
 
 _HDF5_IN_ONE = {name: specimen.to_file(hdf5(attack)) for name, attack in _IN_ONE.items()}
 _HDF5_IN_ALL = {f"{name}-all": specimen.to_all(hdf5(attack)) for name, attack in _IN_ALL.items()}
-_IN_BYTES = {name: specimen.to_file(make) for name, make in _APPENDED.items()}
 _IN_JOURNALS = {f"journal-{name}": to_journal(_journal(content)) for name, content in _OF_JOURNALS.items()}
 _IN_JSON = {f"json-{name}": _record(make) for name, make in _OF_JSON.items()}
 _SPECIMENS = "plain hosts single"
-KINDS: tuple[specimen.Kind, ...] = (
+KINDS = (
     *_kinds(_HDF5, _HDF5_IN_ONE, on=_SPECIMENS, weight=0.8),
     *_kinds(_HDF5, _HDF5_IN_ALL, on="plain", weight=0.5),
-    *_kinds(_HDF5, _IN_BYTES, on=_SPECIMENS, weight=0.3),
+    *_kinds(_HDF5, {"many-heaps": specimen.to_file(_many_heaps)}, on=_SPECIMENS, weight=0.3),
     *_kinds(_JOURNALS, _IN_JOURNALS, on="killed", weight=0.8),
     *_kinds(_JOURNALS, {"journals": _largest_journals}, on="plain", weight=0.3),
     *_kinds(_JSON, _IN_JSON, on="plain", weight=1.2),

@@ -217,6 +217,7 @@ def _run(command: Command) -> int:
         if callable(command):
             code = command()
         elif _is_script(command):
+            sys.path.insert(0, str(Path(command[0]).parent))
             runpy.run_path(command[0], run_name="__main__")
         else:
             main()

@@ -19,6 +19,7 @@ import numpy as np
 
 from experiments.damage import specimen
 from experiments.damage.chance import Random
+from experiments.damage.reports import kinds_of
 from hpcpace.trace.schema import header_values
 
 SUPERBLOCK_BYTES, HEADER_BYTES = 48, 4096
@@ -257,13 +258,13 @@ _UNREADABLE = {"unreadable": _unreadable, "unreadable-folder": _unreadable_folde
 _CUT, _FILES, _RANKS = "cut short", "foreign files", "ranks missing, copied, exchanged"
 _ANY = "plain hosts pipeline single killed hang"
 _MOVED = {"copied-over": _copied_over, "exchanged": _exchanged, "missing": _missing}
-KINDS: tuple[specimen.Kind, ...] = (
-    *specimen.kinds_of(_CUT, {"truncate": _OF_BYTES.pop("truncate")}, on=_ANY, weight=6),
-    *specimen.kinds_of(_CUT, {"truncate-all": specimen.to_all(edited(truncate))}),
-    *specimen.kinds_of("bits flipped", _FLIPS, "flip-", on=_ANY, weight=3),
-    *specimen.kinds_of("zeroed, overwritten, shifted", {**_OF_BYTES, "several": _several}, on=_ANY, weight=3),
-    *specimen.kinds_of(_FILES, _OTHERS, "foreign-", on="plain single", weight=0.4),
-    *specimen.kinds_of(_FILES, _UNREADABLE, on="plain", weight=0.4),
-    *specimen.kinds_of(_RANKS, _MOVED, on="plain hosts pipeline"),
-    *specimen.kinds_of(_RANKS, {"copied-beside": _copied_beside}),
+KINDS = (
+    *kinds_of(_CUT, {"truncate": _OF_BYTES.pop("truncate")}, on=_ANY, weight=6),
+    *kinds_of(_CUT, {"truncate-all": specimen.to_all(edited(truncate))}),
+    *kinds_of("bits flipped", _FLIPS, "flip-", on=_ANY, weight=3),
+    *kinds_of("zeroed, overwritten, shifted", {**_OF_BYTES, "several": _several}, on=_ANY, weight=3),
+    *kinds_of(_FILES, _OTHERS, "foreign-", on="plain single", weight=0.4),
+    *kinds_of(_FILES, _UNREADABLE, on="plain", weight=0.4),
+    *kinds_of(_RANKS, _MOVED, on="plain hosts pipeline"),
+    *kinds_of(_RANKS, {"copied-beside": _copied_beside}),
 )

@@ -19,6 +19,7 @@ import numpy as np
 from experiments.damage import specimen
 from experiments.damage.chance import Random
 from experiments.damage.content import CHANGES, NO_FILES, Change, change_bytes, edited, exchange_files, flips, instead
+from experiments.damage.reports import kinds_of
 from experiments.damage.tables import absurd, columns, opened
 from hpcpace.trace.journal import RecordKind, _checks, decode, encode_header, encode_records, record_dtype
 from hpcpace.trace.schema import row_dtypes
@@ -257,13 +258,13 @@ _MIXED = {"runs": _runs, "several": _several_runs, "half": _half, "misnamed": _m
 _BY_TWO_NAMES = {"copy": _twice(shutil.copyfile), "hard-link": _twice(os.link)}
 _CLOSED = {"journal-beside-closed": specimen.to_file(_noise, "{path.name}", suffix=".journal")}
 _GROUP, _FOREIGN_RUNS, _KILLED, _SPECIMENS = "journals", "files of other runs", "killed hang", "plain hosts"
-KINDS: tuple[specimen.Kind, ...] = (
-    *specimen.kinds_of(_GROUP, _DAMAGES, "journal-", on=_KILLED, weight=2),
-    *specimen.kinds_of(_GROUP, {"journals-exchanged": _exchanged}, on=_KILLED),
-    *specimen.kinds_of(_GROUP, _CLOSED, on="plain single"),
-    *specimen.kinds_of(_GROUP, _NO_JOURNALS, "journal-", on="hang", weight=0.4),
-    *specimen.kinds_of(_FOREIGN_RUNS, _MIXED, "mixed-", on=_SPECIMENS, weight=2),
-    *specimen.kinds_of(_FOREIGN_RUNS, {"mixed-beside": _beside}, on=_SPECIMENS),
-    *specimen.kinds_of(_FOREIGN_RUNS, {"mixed-journals": _journals}, on="killed"),
-    *specimen.kinds_of(_FOREIGN_RUNS, _BY_TWO_NAMES, "twice-by-", on=_SPECIMENS),
+KINDS = (
+    *kinds_of(_GROUP, _DAMAGES, "journal-", on=_KILLED, weight=2),
+    *kinds_of(_GROUP, {"journals-exchanged": _exchanged}, on=_KILLED),
+    *kinds_of(_GROUP, _CLOSED, on="plain single"),
+    *kinds_of(_GROUP, _NO_JOURNALS, "journal-", on="hang", weight=0.4),
+    *kinds_of(_FOREIGN_RUNS, _MIXED, "mixed-", on=_SPECIMENS, weight=2),
+    *kinds_of(_FOREIGN_RUNS, {"mixed-beside": _beside}, on=_SPECIMENS),
+    *kinds_of(_FOREIGN_RUNS, {"mixed-journals": _journals}, on="killed"),
+    *kinds_of(_FOREIGN_RUNS, _BY_TWO_NAMES, "twice-by-", on=_SPECIMENS),
 )

@@ -15,6 +15,7 @@ import numpy as np
 from experiments.damage import specimen
 from experiments.damage.chance import Random
 from experiments.damage.content import NO_FILES, edited, flips, instead, link, truncate, write
+from experiments.damage.reports import kinds_of
 from experiments.damage.tables import hdf5, opened, resize
 
 SCRIPT = "<script>alert(1)</script>"
@@ -80,12 +81,6 @@ def _run_folder(run: specimen.RunCopy, random: Random) -> specimen.Damaged:
         (run.path / name).mkdir(exist_ok=True)
         path.rename(run.path / name / path.name)
     return specimen.Damaged(places=("run ",), never=(SCRIPT.replace("/", ""),))
-
-
-def run_folder(run: specimen.RunCopy) -> Path:
-    """Return the folder to report: the run's, or where it was moved to."""
-    inside = [path for path in run.path.iterdir() if path.name.startswith("run ")]
-    return inside[0] if inside else run.path
 
 
 def _size(attribute: str) -> specimen.Damage:
@@ -267,24 +262,24 @@ _GONE = {
     "trace": _gone(lambda run: run.attempt.trace_dir, is_made=False),
     "run": _gone(lambda run: run.path, is_made=True),
 }
-KINDS: tuple[specimen.Kind, ...] = (
-    *specimen.kinds_of(_NAMED, {"name-host": _named("host")}, on="plain hosts pipeline single no-clock", weight=4),
-    *specimen.kinds_of(_NAMED, {name: _named(name) for name in _TEXTS[1:]}, "name-", weight=0.5),
-    *specimen.kinds_of(_NAMED, _OTHERS, "name-"),
-    *specimen.kinds_of(_NAMED, {"name-run-folder": _run_folder}, on="plain", weight=0.4),
-    *specimen.kinds_of(_SIZED, _CONTRADICTING, on="hosts pipeline"),
-    *specimen.kinds_of(_SIZED, _HEADERS, weight=1.5),
-    *specimen.kinds_of(_SIZED, _SIZES_OF_ALL, "size-", "-all", weight=0.6),
-    *specimen.kinds_of(_RECORD, {"record": _record, "record-bytes": _record_bytes}, on="plain", weight=1.5),
-    *specimen.kinds_of(_RECORD, _NO_RECORD, "record-", on="plain", weight=0.3),
-    *specimen.kinds_of(_PLACES, _TAKEN, "taken-", on="plain single", weight=0.4),
-    *specimen.kinds_of(_PLACES, {"read-only": _read_only}, on="plain", weight=0.4),
-    *specimen.kinds_of(_ATTEMPTS, {"extra-files": _extra, "many-digits": _many_digits}, weight=0.5),
-    *specimen.kinds_of(_ATTEMPTS, _LAST, "last-attempt-", on="attempts", weight=2),
-    *specimen.kinds_of(_ATTEMPTS, {"first-attempt": _first_attempt, "empty-attempt": _empty_attempt}, on="attempts"),
-    *specimen.kinds_of(_ATTEMPTS, {"odd-attempts": _odd_attempts}, on="attempts plain", weight=0.4),
-    *specimen.kinds_of(_ATTEMPTS, {"attempt-of-digits": _attempt_of_digits}, on="plain", weight=0.3),
-    *specimen.kinds_of(_ATTEMPTS, _GONE, end="-is-file", on="plain", weight=0.3),
-    *specimen.kinds_of(_HANGS, {"hang": _hang}, on="hang", weight=0.5),
-    *specimen.kinds_of(_HANGS, {"hang-closed": _hang_closed}, on="plain hosts pipeline", weight=0.7),
+KINDS = (
+    *kinds_of(_NAMED, {"name-host": _named("host")}, on="plain hosts pipeline single no-clock", weight=4),
+    *kinds_of(_NAMED, {name: _named(name) for name in _TEXTS[1:]}, "name-", weight=0.5),
+    *kinds_of(_NAMED, _OTHERS, "name-"),
+    *kinds_of(_NAMED, {"name-run-folder": _run_folder}, on="plain", weight=0.4),
+    *kinds_of(_SIZED, _CONTRADICTING, on="hosts pipeline"),
+    *kinds_of(_SIZED, _HEADERS, weight=1.5),
+    *kinds_of(_SIZED, _SIZES_OF_ALL, "size-", "-all", weight=0.6),
+    *kinds_of(_RECORD, {"record": _record, "record-bytes": _record_bytes}, on="plain", weight=1.5),
+    *kinds_of(_RECORD, _NO_RECORD, "record-", on="plain", weight=0.3),
+    *kinds_of(_PLACES, _TAKEN, "taken-", on="plain single", weight=0.4),
+    *kinds_of(_PLACES, {"read-only": _read_only}, on="plain", weight=0.4),
+    *kinds_of(_ATTEMPTS, {"extra-files": _extra, "many-digits": _many_digits}, weight=0.5),
+    *kinds_of(_ATTEMPTS, _LAST, "last-attempt-", on="attempts", weight=2),
+    *kinds_of(_ATTEMPTS, {"first-attempt": _first_attempt, "empty-attempt": _empty_attempt}, on="attempts"),
+    *kinds_of(_ATTEMPTS, {"odd-attempts": _odd_attempts}, on="attempts plain", weight=0.4),
+    *kinds_of(_ATTEMPTS, {"attempt-of-digits": _attempt_of_digits}, on="plain", weight=0.3),
+    *kinds_of(_ATTEMPTS, _GONE, end="-is-file", on="plain", weight=0.3),
+    *kinds_of(_HANGS, {"hang": _hang}, on="hang", weight=0.5),
+    *kinds_of(_HANGS, {"hang-closed": _hang_closed}, on="plain hosts pipeline", weight=0.7),
 )

@@ -254,47 +254,9 @@ class Damaged:
     views: tuple[tuple[str, ...], ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
-class Kind:
-    """One kind of damage.
-
-    Attributes:
-        name: of the kind, unique.
-        group: the row of the table in the document.
-        damage: does it to a copy, by chance.
-        specimens: what it is done to.
-        weight: how many inputs it gets relative to others.
-    """
-
-    name: str
-    group: str
-    damage: Callable[[RunCopy, Random], Damaged]
-    specimens: tuple[str, ...] = ALL_WITH_FILES
-    weight: float = 1.0
-
-
 Damage = Callable[[RunCopy, Random], Damaged]
 Make = Callable[[Path, Random], object]
 """Makes something at a path, or changes what is there."""
-
-
-def kinds_of(
-    group: str, damages: Mapping[str, Damage], prefix: str = "", end: str = "", *, on: str = "", weight: float = 1.0
-) -> list[Kind]:
-    """Return the kinds of a table of damages, by their names without what all of them begin or end with.
-
-    Args:
-        group: the row of the table in the document.
-        damages: by name.
-        prefix, end: of all names.
-        on: names of the specimens with a space between; those whose files are all closed if it is empty.
-        weight: of each.
-    """
-    more = {"specimens": tuple(on.split())} if on else {}
-    return [
-        Kind(name=f"{prefix}{name}{end}", group=group, damage=damage, weight=weight, **more)
-        for name, damage in damages.items()
-    ]
 
 
 def some_rank(run: RunCopy, random: Random) -> int:

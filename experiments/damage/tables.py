@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from experiments.damage import specimen
 from experiments.damage.chance import Random
+from experiments.damage.reports import kinds_of
 
 TABLES = ("steps", "phases", "collectives", "groups", "clock", "account")
 _STEPPED = ("steps", "phases", "collectives")
@@ -189,6 +190,13 @@ def _table_is_column(file: h5py.File, random: Random) -> None:
     file[name] = np.arange(5)
 
 
+def _table_is_another(file: h5py.File, random: Random) -> None:
+    """Let a table be the root, which holds it, or another table."""
+    one, other = random.permutation(TABLES)[:2]
+    del file[one]
+    file[one] = random.one(file["/"], file[other])
+
+
 def _newer_minor(file: h5py.File, random: Random) -> None:
     """Write what a later minor version may: columns, tables, attributes and enum values that are not known yet."""
     file.attrs["format_version"], file.attrs["colour"] = "1.999", "blue"
@@ -289,7 +297,7 @@ _IN_ONE: Mapping[str, Mapping[str, Attack]] = {
         **{"ragged": _ragged, "many-rows": _many_rows, "no-column": _no_column, "other-type": _other_type},
         "endless": lambda file, random: resize(file[random.of(TABLES)], random.one(10**6, 2**31, 2**40, 2**62)),
         "no-table": lambda file, random: file.pop(random.of(TABLES)),
-        "table-is-column": _table_is_column,
+        **{"table-is-column": _table_is_column, "table-is-another": _table_is_another},
     },
     "versions": {"newer-minor": _newer_minor},
     "clocks": {
@@ -326,15 +334,15 @@ def _kinds() -> Iterator[specimen.Kind]:
         in_one = {name: specimen.to_file(hdf5(attack)) for name, attack in attacks.items()}
         in_all = {name: specimen.to_all(hdf5(attack)) for name, attack in attacks.items() if name in _IN_ALL}
         on = "hosts pipeline" if group == "clocks" else ""
-        yield from specimen.kinds_of(group, in_one, weight=_WEIGHTS.get(group, 1.0))
-        yield from specimen.kinds_of(group, in_all, end="-all", on=on, weight=0.5)
+        yield from kinds_of(group, in_one, weight=_WEIGHTS.get(group, 1.0))
+        yield from kinds_of(group, in_all, end="-all", on=on, weight=0.5)
 
 
 _VALUES, _ODD_SEQUENCE = "values that cannot be", "odd-sequence"
-KINDS: tuple[specimen.Kind, ...] = (
+KINDS = (
     *_kinds(),
-    *specimen.kinds_of(_VALUES, {_ODD_SEQUENCE: specimen.to_file(hdf5(_SEQUENCE))}, on="plain hosts pipeline"),
-    *specimen.kinds_of(_VALUES, {f"{_ODD_SEQUENCE}-all": specimen.to_all(hdf5(_SEQUENCE))}),
-    *specimen.kinds_of("versions", {text or "empty": _version(text) for text in _VERSIONS}, "version-", weight=0.4),
-    *specimen.kinds_of("clocks", {"clock-wrong": _wrong}, on="hosts"),
+    *kinds_of(_VALUES, {_ODD_SEQUENCE: specimen.to_file(hdf5(_SEQUENCE))}, on="plain hosts pipeline"),
+    *kinds_of(_VALUES, {f"{_ODD_SEQUENCE}-all": specimen.to_all(hdf5(_SEQUENCE))}),
+    *kinds_of("versions", {text or "empty": _version(text) for text in _VERSIONS}, "version-", weight=0.4),
+    *kinds_of("clocks", {"clock-wrong": _wrong}, on="hosts"),
 )

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from cases import chosen, only_nightly
 
-from experiments.damage.campaign import KINDS, Input, run_inputs
+from experiments.damage.engine import Input, run_inputs
+from experiments.damage.kinds import DAMAGED as KINDS
 from experiments.damage.specimen import Shelf
 
 GROUPS = tuple(dict.fromkeys(kind.group for kind in KINDS))

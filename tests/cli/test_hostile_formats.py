@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from cases import each_case, only_nightly
 
-from experiments.damage.hostile.engine import run_hostile
-from experiments.damage.hostile.kinds import KINDS
+from experiments.damage.engine import Input, run_inputs
+from experiments.damage.kinds import HOSTILE as KINDS
 
-FORMATS = tuple(dict.fromkeys(kind.format for kind in KINDS))
+FORMATS = tuple(dict.fromkeys(kind.group for kind in KINDS))
 
 
 def test_each_kind_has_a_name_of_its_own() -> None:
@@ -19,6 +19,7 @@ def test_each_kind_has_a_name_of_its_own() -> None:
 
 @each_case("format_", FORMATS)
 def test_a_hostile_file_is_read_or_refused_within_bounds(format_: str) -> None:
-    kinds = [kind for kind in KINDS if kind.format == format_]
+    kinds = [kind for kind in KINDS if kind.group == format_]
     kinds = only_nightly(kinds[::12], [kind for kind in kinds if kind not in kinds[::12]])
-    assert [outcome.line() for outcome in run_hostile(kinds, 1, at_once=2) if outcome.problems] == []
+    outcomes = run_inputs([Input(kind=kind, number=0) for kind in kinds])
+    assert [outcome.line() for outcome in outcomes if outcome.problems] == []

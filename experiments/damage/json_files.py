@@ -8,9 +8,10 @@ what only their own rules make costly.
 from __future__ import annotations
 
 import json
+import pickle
 import re
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import is_dataclass, replace
 from enum import Enum
@@ -19,8 +20,8 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
+from experiments.damage import hostile_files as engine
 from experiments.damage.chance import Random
-from experiments.damage.hostile import dumps, engine
 from experiments.damage.specimen import snapshot_of
 from experiments.synthetic_run import SyntheticRun
 from hpcpace.core.config import Config
@@ -175,18 +176,18 @@ def _changed(sound: Sound, place: Place, change: Change) -> engine.Make:
     return lambda folder, random: place(folder, change(sound(folder), random), random)
 
 
-def kinds(prefix: str, format_: str, sound: Sound, place: Place, **bounds: Any) -> list[engine.Hostile]:
+def json_kinds(prefix: str, group: str, sound: Sound, place: Place, **bounds: Any) -> list[engine.Hostile]:
     """Return the kinds of one document.
 
     Args:
         prefix: of their names.
-        format_: the row of the table.
+        group: the row of the table.
         sound: a sound document.
         place: puts a document where it is read.
         bounds: of `Hostile`.
     """
     made = {name: _changed(sound, place, change) for name, change in _CHANGES.items()}
-    return engine.kinds_of(prefix, format_, made, **bounds)
+    return engine.kinds_of(prefix, group, made, **bounds)
 
 
 _PLAIN = ((bool, True), (int, 1), (float, 1.0), (str, "n1"))
@@ -388,32 +389,68 @@ def _probe_against(folder: Path, random: Random) -> engine.Call:
     return engine.Call(arguments=arguments, num_bytes=path.stat().st_size)
 
 
-# Reports of NCCL's RAS that somebody made up, beside the dumps of a small job
+# Dumps of the Flight Recorder, and reports of NCCL's RAS beside those of a small job
 
-_RAS, _WORLD = "reports of NCCL RAS", 4
-
-
-def _ras_rank(rank: int) -> Any:
-    status = {"unresponsive": False, "considered_dead": False}
-    counts = {"status": status, "collective_counts": {"Broadcast": 0, "AllReduce": 6}}
-    return {"rank": rank, "host": "10.0.0.1", "pid": 100 + rank, "cuda_dev": rank, "nvml_dev": rank, **counts}
+_DUMPS, _RAS, _WORLD = "Flight Recorder dumps", "reports of NCCL RAS", 4
+_BEGIN_NS = 1_758_610_505_000_000_000
+Content = dict[str, Any]
 
 
-def _ras_report() -> Any:
-    whole = {"hash": "0x1", "size": _WORLD, "ranks": [*map(_ras_rank, range(_WORLD))], "missing_ranks": [_ras_rank(3)]}
+def entry(number: int, **changes: Any) -> Content:
+    """Return an operation that has not finished."""
+    return {
+        **{"record_id": number, "pg_id": 0, "process_group": ("0", "default_pg"), "profiling_name": "nccl:all_reduce"},
+        **{"collective_seq_id": number + 1, "p2p_seq_id": 0, "is_p2p": False, "state": "scheduled", "retired": False},
+        **{"input_sizes": [[16, 2]], "input_dtypes": ["Float"], "output_sizes": [[16, 2]], "output_dtypes": ["Float"]},
+        **{"time_created_ns": _BEGIN_NS + number * 10_000_000, "time_discovered_started_ns": None},
+        **{"time_discovered_completed_ns": None, "frames": [{"name": "step", "filename": "train.py", "line": 44}]},
+        **changes,
+    }
+
+
+def dump(entries: list[Content], *, world: int = 2, **changes: Any) -> Content:
+    """Return a dump of a job whose only group has all ranks."""
+    return {
+        **{"version": "2.10", "comm_lib_version": "2.27.3", "entries": entries},
+        "pg_config": {"0": {"name": "0", "desc": "default_pg", "ranks": str(list(range(world)))}},
+        "pg_status": {"0": {"last_enqueued_collective": len(entries)}},
+        **changes,
+    }
+
+
+def write_dumps(folder: Path, contents: Mapping[str, Any]) -> int:
+    """Write dumps by their names, and return their bytes; what is bytes already is written as it is."""
+    num_bytes = 0
+    for name, content in contents.items():
+        data = content if isinstance(content, bytes) else pickle.dumps(content, 2)
+        num_bytes += (folder / name).write_bytes(data)
+    return num_bytes
+
+
+def hang(folder: Path, num_bytes: int, *options: str) -> engine.Call:
+    """Return the call on a folder of dumps."""
+    return engine.Call(arguments=("hang", str(folder), *options), num_bytes=num_bytes)
+
+
+def _ras_report(_: Path) -> Any:
+    def of(rank: int) -> Any:
+        status = {"unresponsive": False, "considered_dead": False}
+        counts = {"status": status, "collective_counts": {"Broadcast": 0, "AllReduce": 6}}
+        return {"rank": rank, "host": "10.0.0.1", "pid": 100 + rank, "cuda_dev": rank, "nvml_dev": rank, **counts}
+
+    whole = {"hash": "0x1", "size": _WORLD, "ranks": [*map(of, range(_WORLD))], "missing_ranks": [of(3)]}
     return {"nccl_version": "2.28.9", "timestamp": "2026-11-24 09:00:00", "communicators": [whole]}
 
 
 def _put_ras(folder: Path, content: bytes, random: Random) -> engine.Call:
     place, path = folder / "dumps", folder / "ras.json"
     place.mkdir()
-    found = {f"rank_{rank}": dumps.dump([dumps.entry(0)] if rank != 2 else [], world=_WORLD) for rank in range(4)}
-    num_bytes = dumps.write(place, found) + path.write_bytes(content)
-    return engine.Call(arguments=("hang", str(place), "--ras", str(path)), num_bytes=num_bytes)
+    found = {f"rank_{rank}": dump([entry(0)] if rank != 2 else [], world=_WORLD) for rank in range(_WORLD)}
+    return hang(place, write_dumps(place, found) + path.write_bytes(content), "--ras", str(path))
 
 
 def _put_dump(folder: Path, content: bytes, random: Random) -> engine.Call:
-    return dumps.hang(folder, dumps.write(folder, {"rank_0.json": content}))
+    return hang(folder, write_dumps(folder, {"rank_0.json": content}))
 
 
 def _loaded(text: Callable[[], str]) -> Sound:
@@ -429,24 +466,23 @@ _DOCUMENTS: dict[str, tuple[str, Callable[[], str]]] = {
 """By the prefix of their kinds: where they are in a run, and a sound one."""
 
 
-def _run_kinds() -> Iterator[engine.Hostile]:
-    for prefix, (name, text) in _DOCUMENTS.items():
-        yield from kinds(prefix, _RUN_FILES, _loaded(text), partial(_put, name), **_REPORT)
-
-
 KINDS = (
-    *_run_kinds(),
-    *kinds("history-index", _INDEX, _index, _put_index),
-    *kinds("history-sealed", _INDEX, _runs, _planted, most_lines=80, **_INDEX_BOUNDS),
+    *(
+        kind
+        for prefix, (name, text) in _DOCUMENTS.items()
+        for kind in json_kinds(prefix, _RUN_FILES, _loaded(text), partial(_put, name), **_REPORT)
+    ),
+    *json_kinds("history-index", _INDEX, _index, _put_index),
+    *json_kinds("history-sealed", _INDEX, _runs, _planted, most_lines=80, **_INDEX_BOUNDS),
     # `list` has a row for each run.
-    engine.Hostile(name="history-many-runs", format=_INDEX, make=_many_runs, most_lines=12_000, **_INDEX_BOUNDS),
+    *engine.kinds_of("history", _INDEX, {"many-runs": _many_runs}, most_lines=12_000, **_INDEX_BOUNDS),
     # A matrix or a picture of a host takes more than a screen.
-    *kinds("snapshot", _SNAPSHOTS, _loaded(sound_snapshot), _put_snapshot, most_lines=200),
-    engine.Hostile(name="snapshot-many-hosts", format=_SNAPSHOTS, make=_many_snapshots),
-    *kinds("probe", _PROBES, _probe, _put_probe, **_REPORT),
+    *json_kinds("snapshot", _SNAPSHOTS, _loaded(sound_snapshot), _put_snapshot, most_lines=200),
+    *engine.kinds_of("snapshot", _SNAPSHOTS, {"many-hosts": _many_snapshots}),
+    *json_kinds("probe", _PROBES, _probe, _put_probe, **_REPORT),
     *engine.kinds_of("probe", _PROBES, {"versions": _probe_versions}, **_REPORT),
     # The probe that is compared is measured: that takes torch and a second of all cores.
-    engine.Hostile(name="probe-against", format=_PROBES, make=_probe_against, most_cpu_s=12.0, **_REPORT),
-    *kinds("ras", _RAS, lambda _: _ras_report(), _put_ras),
-    *kinds("dumps-json", "Flight Recorder dumps", lambda _: dumps.dump([dumps.entry(n) for n in range(3)]), _put_dump),
+    *engine.kinds_of("probe", _PROBES, {"against": _probe_against}, most_cpu_s=12.0, **_REPORT),
+    *json_kinds("ras", _RAS, _ras_report, _put_ras),
+    *json_kinds("dumps-json", _DUMPS, lambda _: dump([entry(n) for n in range(3)]), _put_dump),
 )

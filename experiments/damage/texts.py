@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from experiments.damage.chance import Random
-from experiments.damage.hostile.engine import CONTROL, Call, Hostile, Make, kinds_of, size_bytes, sound_text
-from experiments.damage.hostile.json_files import sound_snapshot
+from experiments.damage.hostile_files import CONTROL, Call, Hostile, Make, kinds_of, size_bytes, sound_text
+from experiments.damage.json_files import sound_snapshot
 from experiments.synthetic_run import SyntheticRun
 
 Text = Callable[[Random], str]
@@ -135,10 +135,10 @@ def _made(place: Place, text: Text) -> Make:
     return lambda folder, random: place(folder, text(random), random)
 
 
-def _kinds(prefix: str, format_: str, sound: str, place: Place, **bounds: Any) -> list[Hostile]:
+def _kinds(prefix: str, group: str, sound: str, place: Place, **bounds: Any) -> list[Hostile]:
     """Return the kinds of one format: a sound text changed."""
     made = {name: _made(place, lambda random, change=change: change(sound, random)) for name, change in CHANGES.items()}
-    return kinds_of(prefix, format_, made, **bounds)
+    return kinds_of(prefix, group, made, **bounds)
 
 
 _OF_SETTINGS: dict[str, Any] = {"most_cpu_s": 1.0, "most_memory_bytes": 384 << 20}
@@ -147,7 +147,7 @@ _OF_TOPOLOGY: dict[str, Any] = {"most_cpu_s": 2.0, "most_memory_bytes": 512 << 2
 KINDS = (
     *_kinds("csv", "CSV files", _CSV, _put_csv),
     # A list of 11 letters may be of 16,000 nodes, each of which is compared; a file names a million at most.
-    Hostile(name="csv-hosts", format="CSV files", make=_made(_put_csv, _host_lists), most_cpu_s_per_mb=5.0),
+    *kinds_of("csv", "CSV files", {"hosts": _made(_put_csv, _host_lists)}, most_cpu_s_per_mb=5.0),
     *_kinds("settings", "settings", sound_text("settings.toml"), _put_settings, **_OF_SETTINGS),
     *_kinds("topology", "topology files", sound_text("topology.conf"), _put_topology, **_OF_TOPOLOGY),
     *_kinds("topology-table", "topology files", sound_text("table.conf"), _put_topology, **_OF_TOPOLOGY),
