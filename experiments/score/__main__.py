@@ -23,9 +23,9 @@ from functools import partial
 
 from experiments.jobs import in_processes
 from experiments.options import command_line
-from experiments.pages import RESULTS, ROOT, command, table
+from experiments.pages import RESULTS, ROOT, command
 from experiments.score import campaign
-from experiments.score.cells import CELLS, LOST_CELLS, POWER_LEVELS, power_cells
+from experiments.score.cells import CELLS, LOST_CELLS, power_cells
 from experiments.score.layout_cells import LAYOUT_CELLS
 
 DOCUMENT = RESULTS / "diagnosis-score.md"
@@ -93,18 +93,9 @@ def _line(outcome: campaign.Outcome) -> str:
 
 
 def _show(outcomes: list[campaign.Outcome]) -> None:
-    power = ("slower by", *(f"noise {level:.0%}" for level in POWER_LEVELS))
-    for head, rows in (
-        (campaign.CELL_COLUMNS, campaign.cell_rows(outcomes)),
-        (("cell", "modes given (not right)"), campaign.mode_rows(outcomes, _ALL_CELLS)),
-        (campaign.LOST_COLUMNS, campaign.lost_rows(outcomes)),
-        (campaign.LAYOUT_COLUMNS, campaign.layout_rows(outcomes)),
-        (campaign.TARGET_COLUMNS, campaign.target_rows(outcomes)),
-        (campaign.CONFIDENCE_COLUMNS, campaign.confidence_rows(outcomes)),
-        (power, campaign.power_rows(outcomes)),
-    ):
-        if rows:
-            print(table(head, rows), end="\n\n")
+    for text in campaign.tables(outcomes).values():
+        if text.count("\n") > 1:
+            print(text, end="\n\n")
     written = [outcome for outcome in outcomes if outcome.is_same_from_disk is not None]
     same = sum(bool(outcome.is_same_from_disk) for outcome in written)
     print(f"{same} of {len(written)} runs written to files and read back got the same verdict")

@@ -8,7 +8,7 @@ import statistics
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -115,88 +115,102 @@ _CELLS: dict[str, Cell | LayoutCell] = {
 }
 
 
+# Tables: a column is what it says of some outcomes, and a row is of a cell
+
 _BINS = (0.0, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0)
 _PERSISTENT = ("slow_rank", "slow_node", "slow_stage", "slow_link", "slow_switch")
 _MAX_NOISE, _MIN_STEPS, _LARGE = 0.05, 200, 0.10
 _WANTED = {"5 %": 0.90, "10 % and more": 0.99}
-
-CONFIDENCE_COLUMNS = ("confidence", "traces", "mean confidence", "right")
-TARGET_COLUMNS = (
-    *("persistent fault", "size", "traces", "culprit named", "wanted", "nobody named", "somebody else named"),
-)
-LOST_COLUMNS = ("cell", "traces", "cannot tell", "certain and right", "wrong and confident", "wanted")
-CELL_COLUMNS = (
-    *("cell", "traces", "right mode", "recall", "precision", "wrong culprit", "abstained", "false alarms"),
-    *("95 % interval holds", "median time"),
-)
+Outcomes = Sequence[Outcome]
+Columns = Mapping[str, Callable[[Outcomes], str]]
 
 
-LAYOUT_COLUMNS = (*CELL_COLUMNS[:-2], "cost off by, points", "at most")
+def _done(outcomes: Outcomes, *, is_blamed: bool | None = None) -> list[Judgement]:
+    """Return the judgements of all, or of those in which somebody, or nobody, is to blame."""
+    chosen = [o for o in outcomes if is_blamed is None or bool(o.truth.culprits) == is_blamed]
+    return [outcome.judgement for outcome in chosen if outcome.judgement is not None]
 
 
-def _by_cell(
-    outcomes: Sequence[Outcome], cells: Sequence[Cell | LayoutCell]
-) -> list[tuple[str, list[Outcome], list[Judgement]]]:
-    """Return name, outcomes and judgements of each cell that has any, and of all of them."""
-    chosen = [(cell.name, [o for o in outcomes if o.task.cell == cell.name]) for cell in cells]
-    chosen.append(("all", [o for _, some in chosen for o in some]))
-    return [(name, some, [o.judgement for o in some if o.judgement is not None]) for name, some in chosen if some]
+def _share(flags: Iterable[object], total: int | None = None) -> str:
+    found = [bool(flag) for flag in flags]
+    return share(sum(found), len(found) if total is None else total)
 
 
-def cell_rows(outcomes: Sequence[Outcome]) -> list[list[str]]:
-    """Return a row of text for each cell that has outcomes, columns as in CELL_COLUMNS, and one for all of them."""
-    return [_cell_row(*of_cell) for of_cell in _by_cell(outcomes, CELLS)]
-
-
-def layout_rows(outcomes: Sequence[Outcome]) -> list[list[str]]:
-    """Return a row for each cell of a layout, columns as in LAYOUT_COLUMNS, and one for all of them."""
+def _costs_off(outcomes: Outcomes) -> list[float]:
+    """Return by how much what the right mode is said to cost differs from what it costs, percentage points."""
     return [
-        [*_cell_row(name, chosen, done)[:-2], *_cost_columns(chosen)]
-        for name, chosen, done in _by_cell(outcomes, LAYOUT_CELLS)
-    ]
-
-
-def _cost_columns(outcomes: Sequence[Outcome]) -> list[str]:
-    """Return by how much what the right mode is said to cost differs from what it costs: median, and the most."""
-    found = [
-        abs(one.judgement.loss_share - (one.truth.fault_share or one.truth.noise_share))
+        100 * abs(one.judgement.loss_share - (one.truth.fault_share or one.truth.noise_share))
         for one in outcomes
         if one.judgement is not None and one.judgement.is_mode_right and one.judgement.loss_share
     ]
-    return [f"{100 * statistics.median(found):.1f}", f"{100 * max(found):.1f}"] if found else ["-", "-"]
 
 
-def _cell_row(name: str, outcomes: Sequence[Outcome], done: Sequence[Judgement]) -> list[str]:
-    wanted = [j for j in done if j.has_culprit]
-    innocent, blamed = (
-        [o.judgement for o in outcomes if o.judgement is not None and bool(o.truth.culprits) == is_blamed]
-        for is_blamed in (False, True)
-    )
-    covered = [j.is_covered for j in done if j.is_covered is not None]
-    return [
-        *(name, str(len(outcomes)), share(sum(j.is_mode_right for j in done), len(outcomes))),
-        share(sum(j.is_found for j in wanted), len(wanted)),
-        share(sum(j.num_named_right for j in done), sum(j.num_named for j in done)),
-        share(sum(j.is_wrong for j in blamed), len(blamed)),
-        share(sum(j.is_abstention for j in blamed), len(blamed)),
-        share(sum(j.is_false_alarm for j in innocent), len(innocent)),
-        share(sum(covered), len(covered)),
-        f"{statistics.median(o.duration_s for o in outcomes) * 1e3:.0f} ms",
-    ]
+def _spelled(values: Sequence[float], of: Callable[[Sequence[float]], float]) -> str:
+    return f"{of(values):.1f}" if values else "-"
 
 
-def lost_rows(outcomes: Sequence[Outcome]) -> list[list[str]]:
-    """Return a row for each cell whose data cannot carry a verdict, columns as in LOST_COLUMNS, and one for all."""
+def _median_time(outcomes: Outcomes) -> str:
+    return f"{statistics.median(o.duration_s for o in outcomes) * 1e3:.0f} ms"
+
+
+_JUDGED: Columns = {
+    "traces": lambda of: str(len(of)),
+    "right mode": lambda of: _share((j.is_mode_right for j in _done(of)), len(of)),
+    "recall": lambda of: _share(j.is_found for j in _done(of) if j.has_culprit),
+    "precision": lambda of: share(sum(j.num_named_right for j in _done(of)), sum(j.num_named for j in _done(of))),
+    "wrong culprit": lambda of: _share(j.is_wrong for j in _done(of, is_blamed=True)),
+    "abstained": lambda of: _share(j.is_abstention for j in _done(of, is_blamed=True)),
+    "false alarms": lambda of: _share(j.is_false_alarm for j in _done(of, is_blamed=False)),
+}
+CELL_COLUMNS: Columns = {
+    **_JUDGED,
+    "95 % interval holds": lambda of: _share(j.is_covered for j in _done(of) if j.is_covered is not None),
+    "median time": _median_time,
+}
+LAYOUT_COLUMNS: Columns = {
+    **_JUDGED,
+    "cost off by, points": lambda of: _spelled(_costs_off(of), statistics.median),
+    "at most": lambda of: _spelled(_costs_off(of), max),
+}
+LOST_COLUMNS: Columns = {
+    "traces": lambda of: str(len(of)),
+    "cannot tell": lambda of: _share((j.mode == Mode.CANNOT_TELL for j in _done(of)), len(of)),
+    "certain and right": lambda of: _share((j.mode != Mode.CANNOT_TELL and j.is_right for j in _done(of)), len(of)),
+    "wrong and confident": lambda of: _share((j.is_wrong_and_confident for j in _done(of)), len(of)),
+    "wanted": lambda of: "0.5 %",
+}
+
+
+def _rows(outcomes: Outcomes, cells: Sequence[Cell | LayoutCell], columns: Columns) -> list[list[str]]:
+    """Return a row for each cell that has outcomes, and one for all of them."""
+    chosen = [(cell.name, [o for o in outcomes if o.task.cell == cell.name]) for cell in cells]
+    chosen.append(("all", [o for _, some in chosen for o in some]))
+    return [[name, *(column(some) for column in columns.values())] for name, some in chosen if some]
+
+
+def cell_rows(outcomes: Outcomes) -> list[list[str]]:
+    """Return the rows of the cells of the score."""
+    return _rows(outcomes, CELLS, CELL_COLUMNS)
+
+
+def layout_rows(outcomes: Outcomes) -> list[list[str]]:
+    """Return the rows of the cells of layouts."""
+    return _rows(outcomes, LAYOUT_CELLS, LAYOUT_COLUMNS)
+
+
+def mode_rows(outcomes: Outcomes, cells: Sequence[Cell | LayoutCell] = CELLS) -> list[list[str]]:
+    """Return for each cell the modes that were given, the most frequent first; those that are not right in brackets."""
     rows = []
-    for name, chosen, done in _by_cell(outcomes, LOST_CELLS):
-        num_told = sum(j.mode != Mode.CANNOT_TELL and j.is_right for j in done)
-        counts = (sum(j.mode == Mode.CANNOT_TELL for j in done), num_told, sum(j.is_wrong_and_confident for j in done))
-        rows.append([name, str(len(chosen)), *(share(number, len(chosen)) for number in counts), "0.5 %"])
+    for cell in cells:
+        done = [outcome.judgement for outcome in outcomes if outcome.task.cell == cell.name]
+        said = Counter("(failed)" if j is None else j.mode if j.is_mode_right else f"({j.mode})" for j in done)
+        ordered = sorted(said.items(), key=lambda item: (-item[1], item[0]))
+        rows += [[cell.name, ", ".join(f"{mode} {count}" for mode, count in ordered)]] if said else []
     return rows
 
 
-def target_rows(outcomes: Sequence[Outcome]) -> list[list[str]]:
-    """Return how often the culprit of a persistent fault is named, by size and kind of fault, columns TARGET_COLUMNS.
+def target_rows(outcomes: Outcomes) -> list[list[str]]:
+    """Return how often the culprit of a persistent fault is named, by size and kind of fault.
 
     Only runs of at least 200 steps with noise of 5 % at most count, and not those of the power table.
     """
@@ -213,58 +227,61 @@ def target_rows(outcomes: Sequence[Outcome]) -> list[list[str]]:
     ]
     rows = []
     for size, wanted in _WANTED.items():
-        of_size = [outcome for outcome in chosen if (outcome.scenario.size >= _LARGE) == (size != "5 %")]
         for fault in (*_PERSISTENT, "all"):
-            of_fault = [outcome for outcome in of_size if fault in (outcome.scenario.fault, "all")]
-            done = [outcome.judgement for outcome in of_fault if outcome.judgement is not None]
-            if of_fault:
-                named = share(sum(j.is_found for j in done), len(of_fault))
-                nobody = share(len(of_fault) - len(done) + sum(j.is_abstention for j in done), len(of_fault))
-                wrong = share(sum(j.is_wrong for j in done), len(of_fault))
-                row = [fault.replace("_", " "), size, str(len(of_fault)), named, f"{wanted:.0%}", nobody, wrong]
-                rows.append(row)
+            of = [one for one in chosen if (one.scenario.size >= _LARGE) == (size != "5 %")]
+            of = [one for one in of if fault in (one.scenario.fault, "all")]
+            done, num_failed = _done(of), len(of) - len(_done(of))
+            named = _share((j.is_found for j in done), len(of))
+            nobody = share(num_failed + sum(j.is_abstention for j in done), len(of))
+            wrong = _share((j.is_wrong for j in done), len(of))
+            row = [fault.replace("_", " "), size, str(len(of)), named, f"{wanted:.0%}", nobody, wrong]
+            rows += [row] if of else []
     return rows
 
 
-def mode_rows(outcomes: Sequence[Outcome], cells: Sequence[Cell | LayoutCell] = CELLS) -> list[list[str]]:
-    """Return for each cell the modes that were given, the most frequent first; those that are not right in brackets."""
-    rows = []
-    for cell in cells:
-        done = [outcome.judgement for outcome in outcomes if outcome.task.cell == cell.name]
-        said = Counter("(failed)" if j is None else j.mode if j.is_mode_right else f"({j.mode})" for j in done)
-        if said:
-            ordered = sorted(said.items(), key=lambda item: (-item[1], item[0]))
-            rows.append([cell.name, ", ".join(f"{mode} {count}" for mode, count in ordered)])
-    return rows
-
-
-def power_rows(outcomes: Sequence[Outcome]) -> list[list[str]]:
+def power_rows(outcomes: Outcomes) -> list[list[str]]:
     """Return the share of found culprits, a row a size and a column a level of noise."""
     found: dict[str, list[bool]] = {}
     for outcome in outcomes:
         found.setdefault(outcome.task.cell, []).append(outcome.judgement is not None and outcome.judgement.is_found)
-    rows = []
-    for size in POWER_SIZES:
-        cells = [found.get(f"power-{size:g}-{level:g}", []) for level in POWER_LEVELS]
-        if any(cells):
-            rows.append([f"{size:.0%}", *(share(sum(cell), len(cell)) for cell in cells)])
-    return rows
+    by_size = {size: [found.get(f"power-{size:g}-{level:g}", []) for level in POWER_LEVELS] for size in POWER_SIZES}
+    return [[f"{size:.0%}", *map(_share, cells)] for size, cells in by_size.items() if any(cells)]
 
 
-def confidence_rows(outcomes: Sequence[Outcome]) -> list[list[str]]:
+def confidence_rows(outcomes: Outcomes) -> list[list[str]]:
     """Return how often verdicts of each range of confidence are right: mode, and whom they name, if anybody."""
-    done = [o.judgement for o in outcomes if o.judgement is not None and not o.task.cell.startswith("power-")]
+    done = _done([o for o in outcomes if not o.task.cell.startswith("power-")])
     rows = []
     for low, high in itertools.pairwise(_BINS):
         chosen = [j for j in done if low <= j.confidence < high or (high == _BINS[-1] and j.confidence >= high)]
         if chosen:
             mean = statistics.mean(j.confidence for j in chosen)
-            right = share(sum(j.is_right for j in chosen), len(chosen))
+            right = _share(j.is_right for j in chosen)
             rows.append([f"{low:g} to {high:g}", str(len(chosen)), f"{mean:.2f}", right])
     return rows
 
 
-def document(outcomes: Sequence[Outcome], *, command: str, duration_s: float | None) -> str:
+def tables(outcomes: Outcomes) -> dict[str, str]:
+    """Return all tables that have rows, by their names in the document; the others are without rows there."""
+    modes = ("cell", "modes")
+    found = {
+        "cells": (("cell", *CELL_COLUMNS), cell_rows(outcomes)),
+        "modes": (modes, mode_rows(outcomes)),
+        "lost": (("cell", *LOST_COLUMNS), _rows(outcomes, LOST_CELLS, LOST_COLUMNS)),
+        "lost_modes": (modes, mode_rows(outcomes, LOST_CELLS)),
+        "layouts": (("cell", *LAYOUT_COLUMNS), layout_rows(outcomes)),
+        "layout_modes": (modes, mode_rows(outcomes, LAYOUT_CELLS)),
+        "targets": (_TARGET_HEAD, target_rows(outcomes)),
+        "confidence": (("confidence", "traces", "mean confidence", "right"), confidence_rows(outcomes)),
+        "power": (("slower by", *(f"noise {level:.0%}" for level in POWER_LEVELS)), power_rows(outcomes)),
+    }
+    return {name: table(*given) for name, given in found.items()}
+
+
+_TARGET_HEAD = ("persistent fault", "size", "traces", "culprit named", "wanted", "nobody named", "somebody else named")
+
+
+def document(outcomes: Outcomes, *, command: str, duration_s: float | None) -> str:
     """Return docs/results/diagnosis-score.md, or a document like it on some of the cells.
 
     Args:
@@ -275,8 +292,9 @@ def document(outcomes: Sequence[Outcome], *, command: str, duration_s: float | N
     names = {outcome.task.cell for outcome in outcomes}
     written = [outcome for outcome in outcomes if outcome.is_same_from_disk is not None]
     failed = [f"{one.task.cell}, seed {one.task.seed}: {one.error}" for one in outcomes if one.error]
-    has_power = bool(names - {cell.name for cell in (*CELLS, *LOST_CELLS, *LAYOUT_CELLS)})
-    power = table(("slower by", *(f"noise {level:.0%}" for level in POWER_LEVELS)), power_rows(outcomes))
+    found = tables(outcomes)
+    if not names - {cell.name for cell in (*CELLS, *LOST_CELLS, *LAYOUT_CELLS)}:
+        found["power"] = ""
 
     def titles(cells: Sequence[Cell | LayoutCell]) -> str:
         rows = [(cell.name, cell.title) for cell in cells if cell.name in names]
@@ -287,20 +305,12 @@ def document(outcomes: Sequence[Outcome], *, command: str, duration_s: float | N
         command=command,
         duration="in parts" if duration_s is None else f"in {minutes(duration_s)}",
         num_traces=len(outcomes),
-        cells=table(CELL_COLUMNS, cell_rows(outcomes)),
         titles=titles(CELLS),
-        modes=table(("cell", "modes"), mode_rows(outcomes)),
-        targets=table(TARGET_COLUMNS, target_rows(outcomes)),
-        lost=table(LOST_COLUMNS, lost_rows(outcomes)),
         lost_titles=titles(LOST_CELLS),
-        lost_modes=table(("cell", "modes"), mode_rows(outcomes, LOST_CELLS)),
-        layouts=table(LAYOUT_COLUMNS, layout_rows(outcomes)),
         layout_titles=titles(LAYOUT_CELLS),
-        layout_modes=table(("cell", "modes"), mode_rows(outcomes, LAYOUT_CELLS)),
-        power=power if has_power else "",
-        confidence=table(CONFIDENCE_COLUMNS, confidence_rows(outcomes)),
         num_written=len(written),
         num_same=sum(bool(outcome.is_same_from_disk) for outcome in written),
         num_failed=len(failed),
         failed=listed(failed[:20]),
+        **found,
     )
