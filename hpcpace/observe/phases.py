@@ -30,6 +30,7 @@ from hpcpace.observe.training_calls import (
     Optimizers,
     ParameterProbe,
     ReplacedSteps,
+    has_parameters,
     has_scalar,
     name_of,
 )
@@ -238,7 +239,7 @@ class PhaseObserver:
 
     def _kind_without_gradients(self, module: Any) -> int:
         is_open = self._eval_loop is not None
-        if next(module.parameters(), None) is None:  # without parameters, its mode means nothing
+        if not has_parameters(module):  # without parameters, its mode means nothing
             self._shows_eval |= is_open and type(module).__module__ == _LOSSES
             return _MAYBE_EVAL if is_open else _SAMPLING
         return _SAMPLING if module.training else _MAYBE_EVAL

@@ -195,23 +195,23 @@ class BackwardPasses:
     def _timed(self, run: Callable[..., Any]) -> Callable[..., Any]:
         is_compiling, now, this_thread = torch.compiler.is_compiling, self.now, threading.get_ident
 
-        def timed(tensors: Any, *args: Any, **kwargs: Any) -> Any:
+        def timed(*args: Any, **kwargs: Any) -> Any:
             if is_compiling() or not self._follows(this_thread()):
-                return run(tensors, *args, **kwargs)
+                return run(*args, **kwargs)
             local_end_ns: list[int] = []
             arrivals: list[Arrival] = []
             handle = None
             if kwargs.get("accumulate_grad", True):  # DDP does not see `torch.autograd.grad`
                 if self.pacer is not None:
                     self.take_last_ranks()
-                handle = self._at_local_end(tensors, local_end_ns, arrivals)
+                handle = self._at_local_end((*args, *kwargs.values()), local_end_ns, arrivals)
             is_inside, self.calls.is_inside = self.calls.is_inside, True
             if not self.depth:
                 self.begins()
             self.depth += 1
             begin_ns = now()
             try:
-                return run(tensors, *args, **kwargs)
+                return run(*args, **kwargs)
             except BaseException as error:
                 leave_out_own_frames(error)
                 raise
@@ -231,13 +231,17 @@ class BackwardPasses:
 
         return timed
 
-    def _at_local_end(self, tensors: Any, local_end_ns: list[int], arrivals: list[Arrival]) -> Any:
+    def _at_local_end(self, arguments: Iterable[Any], local_end_ns: list[int], arrivals: list[Arrival]) -> Any:
         """Note when this rank's own part of backward is over, if gradients are still in flight then.
+
+        Every engine takes what the gradients are of as its first tensor or sequence of them; that of RPC takes the
+        number of a context before it.
 
         The autograd engine calls its final callbacks in the order in which they were queued. DDP queues the wait for
         its buckets when the last of them is ready; ours is queued at the start and so runs before that wait.
         """
-        for root in tensors if isinstance(tensors, (list, tuple)) else [tensors]:
+        roots = next((found for found in arguments if isinstance(found, (torch.Tensor, list, tuple))), ())
+        for root in [roots] if isinstance(roots, torch.Tensor) else roots:
             if isinstance(root, torch.Tensor) and root.requires_grad:
                 break
         else:
@@ -695,6 +699,14 @@ def _first_tensor(value: Any, depth: int = _DEPTH) -> torch.Tensor | None:
             if tensor is not None:
                 return tensor
     return None
+
+
+def has_parameters(module: Any) -> bool:
+    """Return whether a module has parameters; torch's RemoteModule cannot name those that it has elsewhere."""
+    try:
+        return next(module.parameters(), None) is not None
+    except Exception:  # the boundary to somebody else's module
+        return True
 
 
 def has_scalar(value: Any, depth: int = _DEPTH) -> bool:

@@ -22,6 +22,7 @@ import hpcpace
 from hpcpace import Session
 from hpcpace.core.config import Config
 from hpcpace.core.environment import rank_info
+from hpcpace.observe.phases import PhaseObserver
 from hpcpace.observe.settings import TraceConfig
 from hpcpace.trace.reader import read_trace
 from hpcpace.trace.schema import EventKind, Phase
@@ -524,6 +525,20 @@ def test_guesses_the_samples_of_each_step(program: Callable[[], None], tmp_path:
     events = trace.tables["events"]
     (text,) = events["text"][events["kind"] == EventKind.SAMPLES_SOURCE]
     assert text.startswith(b"a guess: ")
+
+
+def test_gradients_on_their_way_in_a_backward_over_rpc_are_grad_sync(rows: Any) -> None:
+    observer = PhaseObserver(rows, has_open_collectives=lambda: True)
+    observer.install()
+    gradients_over_rpc()
+    observer.uninstall()
+    spans = {
+        phase: [(row["begin_ns"], row["end_ns"]) for row in rows.phases if row["phase"] == phase]
+        for phase in (Phase.BACKWARD, Phase.GRAD_SYNC)
+    }
+    assert len(spans[Phase.GRAD_SYNC]) == NUM_ITERATIONS
+    for (begin_ns, end_ns), (sync_ns, sync_end_ns) in zip(*spans.values(), strict=True):
+        assert begin_ns < sync_ns <= sync_end_ns == end_ns
 
 
 def test_steps_with_evaluation_and_checkpoint_are_marked(tmp_path: Path) -> None:

@@ -230,6 +230,21 @@ def test_evaluation_is_one_interval_and_what_trains_is_not_evaluated(observer: P
     assert _phases(rows) == [Phase.EVAL, Phase.OTHER, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER]
 
 
+class Remote(torch.nn.Module):
+    """Has its parameters in another process, and so names none here, as torch's RemoteModule."""
+
+    def parameters(self, recurse: bool = True) -> Iterator[torch.nn.Parameter]:
+        raise ValueError("not supported")
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        return 2 * batch
+
+
+def test_a_module_that_cannot_name_its_parameters_works_without_gradients(observer: PhaseObserver) -> None:
+    with torch.no_grad():
+        assert Remote()(torch.ones(2)).tolist() == [2, 2]
+
+
 def test_an_evaluation_is_under_way_from_its_first_call_to_the_next_training(observer: PhaseObserver) -> None:
     model = torch.nn.Linear(3, 1).eval()
     assert observer.under_way is None
