@@ -499,6 +499,8 @@ def observe_blocking_calls(cleanup: ExitStack, begin: Callable[[], None], end: C
 
     def observed(broadcast: Callable[..., None]) -> Callable[..., None]:
         def broadcast_coalesced(*args: Any, **kwargs: Any) -> None:
+            if torch.compiler.is_compiling():  # Dynamo warns of functions of ours that it cannot trace
+                return broadcast(*args, **kwargs)
             begin()
             has_returned = False
             try:

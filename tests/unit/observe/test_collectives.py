@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -8,7 +9,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 
-from hpcpace.observe.collectives.observer import CollectiveObserver, CompiledObserver
+from hpcpace.observe.collectives.observer import CollectiveObserver, CompiledObserver, observe_blocking_calls
 from hpcpace.observe.collectives.operations import operators
 from hpcpace.observe.device.clock import DeviceClock
 from hpcpace.observe.device.times import DeviceTimes
@@ -88,6 +89,22 @@ def test_a_blocking_call_is_blocked_for_its_whole_wait(observer: Observer, rows:
     assert row["enter_ns"] < row["exit_ns"]
     assert 0 < row["blocked_ns"] <= row["exit_ns"] - row["enter_ns"]
     assert row["exit_kind"] == ExitKind.WAIT
+
+
+def test_dynamo_finds_nothing_of_ours_around_a_broadcast_that_it_traces(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[bool] = []
+    monkeypatch.setattr(dist, "_broadcast_coalesced", lambda: None)
+
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        dist._broadcast_coalesced()
+        return x + 1
+
+    with ExitStack() as cleanup:
+        observe_blocking_calls(cleanup, lambda: calls.append(False), calls.append)
+        torch.compile(forward, backend="eager", fullgraph=True)(_tensor())
+        assert calls == []
+        forward(_tensor())
+    assert calls == [False, True]
 
 
 def test_an_asynchronous_call_is_recorded_once_whoever_sees_its_end(observer: Observer, rows: Any) -> None:
