@@ -180,7 +180,8 @@ def _phases(result: dict[str, Any]) -> str:
 def _faults(row: Row, result: dict[str, Any]) -> str:
     def cell(name: str) -> str:
         if name not in result["faults"]:
-            return "no place" if row.faults and name not in row.faults else "not run"
+            is_missing = name not in row.faults
+            return "not run" if not is_missing else "no loader" if name == "loader" else "no place"
         is_right, said = result["faults"][name]
         return "yes" if is_right else "not first" if IN_PLACE in said else "no"
 

@@ -35,6 +35,7 @@ class Row:
         arguments: of the program.
         num_ranks: how many ranks it runs on.
         launches_itself: whether it starts its ranks; torchrun does otherwise.
+        is_mpi: whether mpiexec starts them.
         shares_batches: whether ranks compute on the same samples, of which hpcpace then makes no guess.
         source, folder: the public script; None for a program of this experiment.
         parts: what of the repository is laid out, where that is not its folder.
@@ -53,6 +54,7 @@ class Row:
     arguments: tuple[str, ...] = ()
     num_ranks: int = 4
     launches_itself: bool = False
+    is_mpi: bool = False
     shares_batches: bool = False
     source: Source | None = None
     folder: str = ""

@@ -167,7 +167,9 @@ class Bench:
 
     def _command(self, row: Row, script: Path, run_dir: Path | None) -> list[str]:
         launcher = [str(self.python)]
-        if not row.launches_itself:
+        if row.is_mpi:
+            launcher = ["mpiexec", "-n", str(row.num_ranks), *launcher]
+        elif not row.launches_itself:
             launcher += [
                 "-m",
                 "torch.distributed.run",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 from experiments.attach.programs.parts import BATCH, STEPS, WIDTH, Model, Numbers, batches, loss_of
+from experiments.attach.tiny_models import write_models
 from experiments.attach.witness import Witness, hold
 
 _RANK, _NUM_RANKS = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -336,6 +338,80 @@ def pyro(witness: Witness) -> None:
         witness.step(inference.step(x), BATCH)
 
 
+def skorch(witness: Witness) -> None:
+    """Train a net with the interface of scikit-learn, and evaluate at the end of the epoch."""
+    from accelerate import Accelerator
+    from skorch import NeuralNetRegressor
+    from skorch.callbacks import Callback
+    from skorch.helper import predefined_split
+    from skorch.hf import AccelerateMixin
+
+    class Net(AccelerateMixin, NeuralNetRegressor):
+        """Has its module, optimizer and loaders prepared by Accelerate."""
+
+    class Steps(Callback):
+        def on_batch_end(self, net: Any, training: bool = False, loss: Any = None, **_: Any) -> None:
+            if training:
+                witness.step(loss, BATCH)
+
+    torch.manual_seed(0)
+    net = Net(
+        Model,
+        criterion=lambda: loss_of,  # one that is a module without parameters ends in an error of DDP
+        accelerator=Accelerator(cpu=True),
+        optimizer=torch.optim.Adam,
+        lr=1e-3,
+        batch_size=BATCH,
+        max_epochs=1,
+        train_split=predefined_split(Numbers(2 * BATCH * _NUM_RANKS)),
+        callbacks=[Steps()],
+        verbose=0,
+        device=None,
+    )
+    net.fit(Numbers(STEPS * BATCH * _NUM_RANKS), None)
+
+
+def denoising_diffusion(witness: Witness) -> None:
+    """Train a diffusion model on pictures, and sample on rank 0 every 20 steps."""
+    from denoising_diffusion_pytorch import denoising_diffusion_pytorch as package
+
+    pictures = 8
+
+    class Pictures(package.Dataset):
+        def __getitem__(self, index: int) -> torch.Tensor:
+            hold("data", parts=2 * pictures)
+            return super().__getitem__(index)
+
+    package.Dataset, package.cpu_count = Pictures, lambda: 0  # workers for the loader
+    os.environ["ACCELERATE_USE_CPU"] = "true"
+    torch.manual_seed(0)
+    folder = Path(os.environ["ATTACH_FOLDER"]) / f"tiny-{_RANK}"
+    write_models(folder)
+    unet = package.Unet(8, dim_mults=(1, 2), attn_heads=2, attn_dim_head=8)
+    trainer = package.Trainer(
+        package.GaussianDiffusion(unet, image_size=16, timesteps=10, sampling_timesteps=5),
+        folder / "pictures",
+        train_batch_size=pictures,
+        gradient_accumulate_every=2,
+        train_num_steps=STEPS,
+        save_and_sample_every=20,
+        num_samples=4,
+        calculate_fid=False,
+        results_folder=folder / "results",
+    )
+    microbatches: list[tuple[torch.Tensor, int]] = []
+    trainer.model.register_forward_pre_hook(lambda *_: hold("compute", parts=2))
+    trainer.model.register_forward_hook(lambda _, inputs, loss: microbatches.append((loss, len(inputs[0]))))
+    clear = trainer.opt.zero_grad
+
+    def ended() -> None:
+        witness.step(microbatches[-1][0], sum(size for _, size in microbatches[-2:]))
+        clear()
+
+    trainer.opt.zero_grad = ended
+    trainer.train()
+
+
 def _tokenizer() -> Any:
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
@@ -459,7 +535,7 @@ def sft(witness: Witness) -> None:
 
 PROGRAMS = (
     *(ignite, torchtnt, mmengine, fastai, graphs, lightly, monai, keras, opacus, metric_learning, pyro),
-    *(sentence_transformers, grpo, dpo, sft),
+    *(skorch, denoising_diffusion, sentence_transformers, grpo, dpo, sft),
 )
 
 
