@@ -100,8 +100,9 @@ def _judge_lines(plain: Ran, traced: Ran, found: Judgement) -> None:
 
 
 def _without_numbers(line: str) -> str:
-    """Return a line without what differs from run to run: numbers, folders, and a last word that was cut."""
-    return re.sub(r"0x[0-9a-f]+|-?[\d.]+|\b[AP]M\b", "#", re.sub(r"\S+ \.{3}$|(?<!\S)/\S*/", "", line)).strip()
+    """Return a line without what differs from run to run: numbers, folders, and where it was cut."""
+    whole = re.sub(r"((?<!\S)/.*|\S+) \.{3}$|(?<!\S)/\S*/", "", line)
+    return re.sub(r"0x[0-9a-f]+|-?[\d.]+|\b[AP]M\b", "#", whole).strip()
 
 
 def _last_line(text: str) -> str:

@@ -96,8 +96,8 @@ def test_what_differs_is_a_problem(traced: Ran, problem: str) -> None:
 
 
 def test_our_own_lines_and_numbers_are_no_difference() -> None:
-    before = _ran(stderr="took 3.5 s\nran plain/progr ...\n")
-    after = _ran(stderr="took 4.5 s\nran plain/prog ...\nhpcpace: recorded 4 ranks\n")
+    before = _ran(stderr="took 3.5 s\nran plain/progr ...\nsrun python /r/plain/m.py p ...\n")
+    after = _ran(stderr="took 4.5 s\nran plain/prog ...\nsrun python /r/traced/m.py ...\nhpcpace: recorded 4 ranks\n")
     problems = judge_runs(_ROW, before, after).problems
     assert not any(problem.startswith("stderr") for problem in problems)
 
