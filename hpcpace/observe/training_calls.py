@@ -597,14 +597,14 @@ class BatchSizes:
 
     def forwarded(self, module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Count the input of a module that is about to be trained."""
+        counts_once = self._counts_once.get(id(module))
+        if counts_once is None:
+            counts_once = self._counts_once[id(module)] = _has_batch_alone(module)
         batch = _first_tensor((args, kwargs), _DEPTH + 1)
         if batch is not None and batch.is_meta:
             return  # measures the model's operations, as Fabric's measure_flops does, and computes nothing
         size = 0 if batch is None else batch.shape[0]
         self._use_fetched(size)
-        counts_once = self._counts_once.get(id(module))
-        if counts_once is None:
-            counts_once = self._counts_once[id(module)] = _has_batch_alone(module)
         self._is_shared = self._is_shared or not counts_once
         if not self._pending and not self._has_loader:
             self._pending = size

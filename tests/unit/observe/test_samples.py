@@ -84,6 +84,11 @@ _FETCH, _FORWARD = ("train", 8), ("forward", 8)
             [8, 8],
             id="operations counted on the meta device, behind an evaluation whose iterator stays",
         ),
+        pytest.param(
+            [[("valid", 8), ("teacher", 0), ("valid", 8), ("drop valid", 0), ("on meta", 8), _FETCH, _FORWARD]],
+            [8],
+            id="operations counted on the meta device, behind an evaluation that gives up a batch",
+        ),
         pytest.param([[("on meta", 8), _FORWARD]], [8], id="operations counted on the meta device, without a loader"),
         pytest.param(
             [
