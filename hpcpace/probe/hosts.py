@@ -158,7 +158,7 @@ class Noise:
         self._most_length_s = most_length_s
 
     def measure(self, world: ProbeWorld, deadline: Deadline, record: ProbeRecord) -> ProbeRecord:
-        """Measure; see `hpcpace.probe.world.Part`."""
+        """Measure; see `hpcpace.probe.world.Measurement`."""
         name, share = f"noise/{world.num_meetings}", share_cores(world)
         num_batches = len(share.of_host) if self._one_at_a_time else 1
         world.board.post(f"{name}/batches/{world.rank}", num_batches)
@@ -436,7 +436,7 @@ class Copies:
         self._array_bytes = array_bytes
 
     def measure(self, world: ProbeWorld, deadline: Deadline, record: ProbeRecord) -> ProbeRecord:
-        """Measure; see `hpcpace.probe.world.Part`."""
+        """Measure; see `hpcpace.probe.world.Measurement`."""
         name, share = f"copies/{world.num_meetings}", share_cores(world)
         slot_s = self._length_s + _SET_UP_S
         if not world.agree(deadline.left_s > share.num_turns * slot_s):

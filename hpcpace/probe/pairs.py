@@ -238,7 +238,7 @@ class Pairs:
         self._own_addresses = own_addresses
 
     def measure(self, world: ProbeWorld, deadline: Deadline, record: ProbeRecord) -> ProbeRecord:
-        """Measure; see `hpcpace.probe.world.Part`."""
+        """Measure; see `hpcpace.probe.world.Measurement`."""
         if len(world.nodes) < 2:
             note = f"all ranks are on {world.hosts[world.nodes[0]]}: pairs take at least two hosts"
             return dataclasses.replace(record, pairs=PairsRecord(carrier="", note=note)) if world.is_first else record

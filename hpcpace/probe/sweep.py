@@ -426,7 +426,7 @@ class Sweep:
         self._measured: list[Cell] = []
 
     def measure(self, world: ProbeWorld, deadline: Deadline, record: ProbeRecord) -> ProbeRecord:
-        """Measure; see `hpcpace.probe.world.Part`."""
+        """Measure; see `hpcpace.probe.world.Measurement`."""
         if len(world.alive) < 2:
             world.problems.append("one rank has nobody to send to: start the probe on several ranks for the sweep")
             return record

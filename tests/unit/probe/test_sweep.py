@@ -63,7 +63,7 @@ def test_every_operation_is_measured_on_every_number_of_hosts_with_the_right_sum
 
 
 def test_wrong_data_is_named(record: ProbeRecord, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hpcpace.probe.sweep.Operation.is_right", lambda *_: False)
+    monkeypatch.setattr("hpcpace.probe.sweep.SweptOperation.is_right", lambda *_: False)
     ranks = worlds((0, 1))
     sweep = [Sweep(sizes_bytes=(64,), operations=OPERATIONS[:1]) for _ in ranks]
     found, _ = together(ranks, lambda world: measure_parts(world, [sweep[world.rank]], record))

@@ -14,7 +14,7 @@ from cases import each_case
 from known_dumps import dump, entry, hung_job, unfinished, write
 
 from hpcpace.core.errors import TraceError
-from hpcpace.hang.graph import Graph, Waits
+from hpcpace.hang.graph import Graph, WaitGraph
 from hpcpace.hang.rules import find_hang
 from hpcpace.hang.views import Call, Channel, GroupView, HangKind, JobView, RankView
 from hpcpace.runs.imports.dump_view import job_view
@@ -192,7 +192,7 @@ def test_operations_of_many_ranks_that_all_differ_are_judged_in_linear_time() ->
 
 def test_ranks_that_wait_for_the_same_others_share_what_is_known_of_them(tmp_path: Path) -> None:
     contents = {f"rank_{rank}": dump([unfinished(0), unfinished(1)], world=1000) for rank in range(20)}
-    graph = Graph(Waits(job_view(read_dumps([write(tmp_path, contents)]))))
+    graph = Graph(WaitGraph(job_view(read_dumps([write(tmp_path, contents)]))))
     assert len(graph.edges) == 20
     assert len({id(edges) for edges in graph.edges.values()}) == 1
 
