@@ -1,6 +1,8 @@
 """What a verdict on a synthetic run should say: the modes that are right, and the culprit with all its other names.
 
-What a cause costs is known by leaving it out, and nothing else: the run without the fault, and the run without noise.
+What a cause costs is known by leaving it out: the run without the fault, the run without noise, and the one without
+both. A fault hides noise: beside a rank that is slower than noise ever makes the others, noise costs next to nothing.
+Noise must be named for what leaving it out alone saves, and may be for what it costs once the fault is gone.
 """
 
 from __future__ import annotations
@@ -51,8 +53,7 @@ class Truth:
         is_identifiable: whether the data tell the culprit from other hardware.
         effect: excess of the culprit's work, or of the transfers that cross its link, over the others; None where
             there is no such figure.
-        fault_share, noise_share: of the step time, what leaving out the fault, or the noise, saves. Beside a rank that
-            is slower than noise ever makes the others, noise costs next to nothing.
+        fault_share, noise_share: of the step time, what leaving out the fault saves, and then the noise.
     """
 
     modes: tuple[str, ...]
@@ -70,17 +71,18 @@ class Truth:
 
 
 def truth_of(scenario: Scenario) -> Truth:
-    """Return the truth about a scenario; it costs three simulations."""
-    healthy, faulty = timeline.simulate(scenario, with_fault=False), timeline.simulate(scenario)
+    """Return the truth about a scenario; it costs four simulations."""
+    ideal_ns = timeline.simulate(scenario, with_noise=False, with_fault=False).mean_step_ns
     quiet_ns = timeline.simulate(scenario, with_noise=False).mean_step_ns
+    healthy, faulty = timeline.simulate(scenario, with_fault=False), timeline.simulate(scenario)
     healthy_ns, step_ns = healthy.mean_step_ns, faulty.mean_step_ns
     fault_share = (step_ns - healthy_ns) / step_ns if scenario.fault not in ("none", "hang") else 0.0
-    noise_share = (step_ns - quiet_ns) / step_ns
+    noise_share, alone_share = (healthy_ns - ideal_ns) / step_ns, (step_ns - quiet_ns) / step_ns
     link = timeline.slow_link(scenario)
     culprits = same_names(scenario, scenario.affected_ranks) if link is None else _links(scenario, link)
     is_identifiable = link is None or len(culprits) == 1
     truth = Truth(
-        modes=_modes(scenario, fault_share, noise_share, is_identifiable=is_identifiable),
+        modes=_modes(scenario, fault_share, noise_share, alone_share, is_identifiable=is_identifiable),
         varieties=_varieties(scenario),
         culprits=culprits,
         ranks=scenario.affected_ranks,
@@ -133,13 +135,15 @@ def _links(scenario: Scenario, link: str) -> tuple[str, ...]:
     return tuple(f"link {name}" for name in timeline.same_traffic(scenario, link))
 
 
-def _modes(scenario: Scenario, fault_share: float, noise_share: float, *, is_identifiable: bool) -> tuple[str, ...]:
+def _modes(
+    scenario: Scenario, fault_share: float, noise_share: float, alone_share: float, *, is_identifiable: bool
+) -> tuple[str, ...]:
     modes: list[str] = []
     if scenario.fault == "hang":
         return _MODES["hang"]
     if scenario.device == "host_bound":
         return (Mode.HOST,)
-    is_worth = fault_share >= 0.5 * noise_share or noise_share < AMPLIFIED_SHARE
+    is_worth = fault_share >= 0.5 * alone_share or alone_share < AMPLIFIED_SHARE
     if scenario.fault != "none" and (is_worth or fault_share >= HEALTHY_SHARE):
         modes += _MODES[scenario.fault]
         # Where each stage is one rank, a slow rank and a stage with more work are the same.
