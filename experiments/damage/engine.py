@@ -11,6 +11,7 @@ import os
 import re
 import shutil
 import tempfile
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import chdir
 from dataclasses import dataclass
@@ -46,7 +47,7 @@ class Made:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Kind:
+class Kind(ABC):
     """A kind of input.
 
     Attributes:
@@ -59,9 +60,9 @@ class Kind:
     group: str
     weight: float = 1.0
 
+    @abstractmethod
     def made(self, number: int, place: Path, shelf: Shelf) -> Made:
         """Make the input of a number, always the same, in an empty folder."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -597,6 +597,7 @@ class BatchSizes:
 
     def forwarded(self, module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Count the input of a module that is about to be trained."""
+        # Also of a module on the meta device: its backward pass has no use for a batch that was fetched.
         counts_once = self._counts_once.get(id(module))
         if counts_once is None:
             counts_once = self._counts_once[id(module)] = _has_batch_alone(module)

@@ -52,6 +52,11 @@ class CorePlace:
         return self.nice > self.usual_nice
 
     @property
+    def at_nice(self) -> str:
+        """Its nice value and that of the others."""
+        return f"at nice {self.nice}, the others at {self.usual_nice}"
+
+    @property
     def is_narrowed(self) -> bool:
         """Whether it has fewer CPUs than others."""
         return 0 < self.num_cpus < self.usual_cpus
@@ -61,7 +66,7 @@ class CorePlace:
         """Return what is different, with `it` as the subject; empty where nothing is."""
         parts = []
         if self.is_nicer:
-            parts.append(f"it runs at nice {self.nice}, the others at {self.usual_nice}")
+            parts.append(f"it runs {self.at_nice}")
         if self.is_narrowed:
             why = f", because {self.binding} narrowed its mask" if self.binding else ""
             parts.append(f"it may use {plural(self.num_cpus, 'CPU')}, the others {self.usual_cpus}{why}")

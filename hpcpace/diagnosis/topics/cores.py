@@ -144,12 +144,9 @@ class CoreEvidence(Evidence):
         subject = who if who != where else f"ranks on {where}"
         facts, steps = self._facts(cpus), [advice]
         if self.nicer:
-            last = [each.rank for each in self.nicer]
-            runs = "runs" if len(last) == 1 else "run"
-            facts.insert(
-                0, f"{rank_list(last)} {runs} at nice {self.nicer[0].nice}, the others at {self.nicer[0].usual_nice}"
-            )
-            steps.insert(0, self.nicer[0].advice)
+            runs = "runs" if len(self.nicer) == 1 else "run"
+            facts = [f"{rank_list([each.rank for each in self.nicer])} {runs} {self.nicer[0].at_nice}", *facts]
+            steps = [self.nicer[0].advice, *steps]
         return FindingWords(
             headline=f"ranks share cores: {holders}; {subject} {verb} for a core for up to {percent(self.share)} of "
             "the time",

@@ -56,7 +56,7 @@ class EventThresholds(Thresholds, topic="events"):
     least_excess: float = number(0.03, "times")
     """Excess over the usual work from which a step is an event: shorter ones cost nothing even if steady."""
     least_hit_share: float = number(0.6, "share")
-    """Share of the expected events that a node must have to count as struck by a period; it needs one such node."""
+    """Share of the expected events that a node must have to count as struck by a period; a period needs such a node."""
     named_nodes_share: float = number(0.25, "share")
     """Share of the nodes up to which the struck ones are named; more are nobody's in particular."""
     least_ratio: float = number(2.0, "times")
